@@ -1,0 +1,28 @@
+# Every target is a short form of commands that the README shows.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: study test lint clean
+
+study: .venv/ready  ## the main job: every policy on the embedded model, at three budgets
+	$(BIN)/kvpolicies compare --out results/study
+
+test: .venv/ready-dev  ## every test; KVPOLICIES_DATA=folder adds those on benchmark files
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+lint: .venv/ready-dev
+	$(BIN)/pre-commit run --all-files
+
+clean:
+	rm -rf .venv build dist *.egg-info results .pytest_cache .ruff_cache .hypothesis
+
+.venv/bin/pip:
+	$(PYTHON) -m venv .venv
+
+.venv/ready: pyproject.toml constraints.txt | .venv/bin/pip
+	$(BIN)/pip install -c constraints.txt -e .
+	@touch $@
+
+.venv/ready-dev: pyproject.toml constraints.txt | .venv/bin/pip
+	$(BIN)/pip install -c constraints.txt -e ".[dev,gguf]"
+	@touch $@ .venv/ready
