@@ -1,0 +1,131 @@
+"""What lies where, and how long it may be: the rules of the house that a machine can check."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LINKS = ("kernels", "beacon", "learned", "eval", "train")
+FOLDERS = {"kvpolicies", *LINKS, "tests"}
+FILES = {
+    ".ci",
+    ".gitignore",
+    ".pre-commit-config.yaml",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "constraints.txt",
+    "pyproject.toml",
+}
+OPTIONAL = {"docs", "scripts"}
+
+# Written so that these very lines do not match.
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|farm|home|root|tmp/w)/")
+
+
+def tracked() -> list[str]:
+    """Paths that git tracks, relative to the root; skips the test outside a checkout."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    command = ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z"]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    return [path for path in out.split("\0") if path and (ROOT / path).exists()]
+
+
+def python_files() -> list[Path]:
+    found = []
+    for top in sorted(FOLDERS | OPTIONAL):
+        for folder, _, names in os.walk(ROOT / top, followlinks=False):
+            found += [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_each_room_is_linked_into_the_package(name: str) -> None:
+    link = ROOT / "kvpolicies" / name
+    assert link.is_symlink(), f"kvpolicies/{name} must be a link (git config core.symlinks true?)"
+    assert os.readlink(link) == f"../{name}"
+    assert link.resolve() == ROOT / name and link.is_dir()
+
+
+def test_kernels_is_no_package_of_its_own() -> None:
+    """With an __init__.py, transformers would take ./kernels for Hugging Face's package."""
+    assert not (ROOT / "kernels" / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("name", [*LINKS[1:], "kvpolicies"])
+def test_the_other_rooms_are_packages(name: str) -> None:
+    assert (ROOT / name / "__init__.py").is_file()
+
+
+def test_tests_need_no_path_tricks() -> None:
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+    assert not (ROOT / "conftest.py").exists()
+
+
+def test_top_level_holds_exactly_the_agreed_entries() -> None:
+    top = {path.split("/")[0] for path in tracked()}
+    assert top - OPTIONAL == FOLDERS | FILES
+
+
+def test_no_file_is_long() -> None:
+    long = {str(p.relative_to(ROOT)): n for p in python_files() if (n := _lines(p)) > 300}
+    assert not long, f"over 300 lines: {long}"
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def test_no_function_is_long() -> None:
+    """Kernels are exempt: a GPU program is one function by nature."""
+    long = {}
+    for path in python_files():
+        if path.relative_to(ROOT).parts[0] == "kernels":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > 50:
+                    long[f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"] = lines
+    assert not long, f"over 50 lines: {long}"
+
+
+def test_no_file_is_called_utils() -> None:
+    assert not [path for path in python_files() if path.name == "utils.py"]
+
+
+def test_no_text_names_a_path_of_some_machine() -> None:
+    hits = []
+    for path in tracked():
+        if (ROOT / path).is_symlink():
+            continue
+        text = (ROOT / path).read_bytes().decode("utf-8", errors="ignore")
+        hits += [f"{path}: {m.group()}" for m in MACHINE_PATH.finditer(text)]
+    assert not hits, "\n".join(hits)
+
+
+PURE = """
+import sys
+before = set(sys.modules)
+import kvpolicies
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(*sorted(new - set(sys.stdlib_module_names)))
+"""
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    command = [sys.executable, "-W", "error", "-c", PURE]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["kvpolicies"]
+    assert done.stderr == ""
