@@ -1,27 +1,36 @@
-"""Check that the package at FOLDER is the one imported, and works: `python check_use.py FOLDER`.
+"""Check that the package under FOLDER is the one imported, and that it works.
 
-Imports a Llama model of transformers, every room, and decodes a few tokens of the embedded model
-under a budget.
+`python - FOLDER [NAME] <check_use.py` imports a Llama model of transformers and every room, and
+decodes a few tokens of the embedded model under a budget. NAME is another package that must be
+importable beside ours.
 """
 
 import importlib
 import sys
 from pathlib import Path
 
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 
-def main(folder: Path) -> None:
-    package = importlib.import_module("kvpolicies")
-    assert Path(str(package.__file__)).resolve().is_relative_to(folder.resolve()), package.__file__
+def main(folder: Path, *others: str) -> None:
+    assert LlamaForCausalLM
+    for name in others:
+        # A folder of ours with that name would be a namespace: it has no file.
+        assert importlib.import_module(name).__file__, f"{name} is not the real package"
+
+    from kvpolicies.eval.models import load
+    from kvpolicies.generate import generate
+
     for room in ("kernels.fps", "beacon", "learned", "eval", "train"):
-        importlib.import_module(f"kvpolicies.{room}")
+        module = importlib.import_module(f"kvpolicies.{room}")
+        assert folder.resolve() in Path(str(module.__file__)).resolve().parents, module.__file__
 
-    sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
-    LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes))
-
-    print("in use:", package.__file__)
+    model, _ = load("embedded")
+    for policy in ("streaming", "beacon"):
+        (done,) = generate(model, [list(range(1, 41))], policy, 24, max_new_tokens=8)
+        assert 0 < len(done.tokens) <= 8 and done.max_slots == 24, done
+    print("in use:", importlib.import_module("kvpolicies").__file__)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])
