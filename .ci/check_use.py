@@ -18,8 +18,8 @@ def main(folder: Path, *others: str) -> None:
         # A folder of ours with that name would be a namespace: it has no file.
         assert importlib.import_module(name).__file__, f"{name} is not the real package"
 
+    from kvpolicies import generate
     from kvpolicies.eval.models import load
-    from kvpolicies.generate import generate
 
     for room in ("kernels.fps", "beacon", "learned", "eval", "train"):
         module = importlib.import_module(f"kvpolicies.{room}")

@@ -11,9 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kvpolicies import registry
-from kvpolicies.budget import Budget
-from kvpolicies.generate import generate
+from kvpolicies import Budget, generate, registry
 
 ROOT = Path(__file__).resolve().parents[2]
 
