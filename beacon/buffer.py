@@ -1,0 +1,153 @@
+"""BeaconKV's query buffer: beacons kept by continual farthest-point sampling, then recent queries.
+
+Per query head, entries [0, count) are filled: in the *early* phase a mix that FPS thins out again
+and again; from the moment the cache is n_recent slots short of full (*late*) entries [0, beacons)
+are fixed, and the queries behind them are the recents, kept apart.
+
+Queries are stored as the model made them, post-RoPE, with their positions. What they were before
+RoPE is recovered when it is needed, once in many steps, instead of at every step.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvpolicies.kernels.fps import farthest_points
+from kvpolicies.layer import runs
+from kvpolicies.policy import Geometry, Step, View
+
+
+@dataclass(frozen=True)
+class QueryBuffer:
+    """How a row's buffer is filled and thinned.
+
+    Its tensors are `queries` [B, H, G, N, D] and `when` [B, H, G, N] int32 (position + 1; zero =
+    empty), N = n_beacon + n_recent; its counters are `count`, `beacons` and `late`.
+    """
+
+    n_beacon: int
+    n_recent: int
+    selector: str
+    space: str
+
+    @property
+    def size(self) -> int:
+        """N, entries a query head."""
+        return self.n_beacon + self.n_recent
+
+    def init_state(self, geometry: Geometry) -> dict[str, Tensor]:
+        """Empty buffers for all rows."""
+        g = geometry
+        shape = (g.rows, g.heads, g.groups, self.size)
+        return {
+            "queries": torch.zeros(*shape, g.head_dim, dtype=g.dtype, device=g.device),
+            "when": torch.zeros(shape, dtype=torch.int32, device=g.device),
+        }
+
+    def add(self, view: View, step: Step) -> None:
+        """Takes in a step's n queries of every row."""
+        n = step.positions.shape[1]
+        early = [
+            min(n, max(0, b.total - self.n_recent - (length - n)))
+            for b, length in zip(view.budgets, view.lengths, strict=True)
+        ]
+        if n == 1:
+            self._add_one(view, step, early)
+        else:
+            for row, k in enumerate(early):
+                self._add_prompt(view, step, row, k)
+
+    def thin(self, view: View, rows: list[int], keep: int) -> None:
+        """Thins the buffers of `rows` down to `keep` queries where they hold more."""
+        counts = [
+            c["count"] if row in rows and c["count"] > keep else 0
+            for row, c in enumerate(counters(view))
+        ]
+        for first, last, count in runs(counts):
+            if count:
+                here = slice(first, last)
+                queries, when = (view.state[k][here, :, :, :count] for k in ("queries", "when"))
+                self._store(view, here, *self._chosen(view, queries, when, keep))
+
+    def after_eviction(self, view: View) -> None:
+        """Beacons and recents together go back to n_beacon; fixed at once if little room is left."""
+        for c in counters(view):
+            c["late"] = c["beacons"] = 0
+        self.thin(view, list(range(len(view.seen))), self.n_beacon)
+        self._fix_beacons(view)
+
+    def _add_one(self, view: View, step: Step, early: list[int]) -> None:
+        """Decode: one query a row, all rows in one write."""
+        marks = counters(view)
+        device = step.positions.device
+        row = torch.arange(len(marks), device=device)
+        place = torch.tensor([c["count"] for c in marks], device=device)
+        view.state["queries"][row, :, :, place] = step.queries[:, :, :, 0].to(
+            view.state["queries"].dtype
+        )
+        view.state["when"][row, :, :, place] = (step.positions[:, :1, None] + 1).to(torch.int32)
+        for c in marks:
+            c["count"] += 1
+        full = [i for i, c in enumerate(marks) if early[i] and c["count"] == self.size]
+        self.thin(view, full, self.n_beacon)
+        self._fix_beacons(view)
+
+    def _add_prompt(self, view: View, step: Step, row: int, k: int) -> None:
+        """Prefill: n queries of one row; the first k may become beacons, the others are recents."""
+        here = slice(row, row + 1)
+        c = counters(view)[row]
+        queries = step.queries[here].to(view.state["queries"].dtype)
+        when = (step.positions[here, None, None] + 1).to(torch.int32).expand(queries.shape[:-1])
+        if k:
+            held = [view.state[name][here, :, :, : c["count"]] for name in ("queries", "when")]
+            pool = torch.cat([held[0], queries[:, :, :, :k]], dim=3)
+            pool_when = torch.cat([held[1], when[:, :, :, :k]], dim=3)
+            self._store(view, here, *self._chosen(view, pool, pool_when, self.n_beacon))
+        if k < queries.shape[3]:
+            c["late"], c["beacons"] = 1, c["beacons"] if c["late"] else c["count"]
+            places = slice(c["count"], c["count"] + queries.shape[3] - k)
+            view.state["queries"][here, :, :, places] = queries[:, :, :, k:]
+            view.state["when"][here, :, :, places] = when[:, :, :, k:]
+            c["count"] = places.stop
+        self._fix_beacons(view)
+
+    def _fix_beacons(self, view: View) -> None:
+        """Rows whose cache is within n_recent slots of full: what the buffer holds is final."""
+        reached = [
+            i
+            for i, (c, b) in enumerate(zip(counters(view), view.budgets, strict=True))
+            if not c["late"] and view.lengths[i] >= b.total - self.n_recent
+        ]
+        self.thin(view, reached, self.n_beacon)
+        for i in reached:
+            c = view.counters[i]
+            c["late"], c["beacons"] = 1, c["count"]
+
+    def _chosen(
+        self, view: View, queries: Tensor, when: Tensor, keep: int
+    ) -> tuple[Tensor, Tensor]:
+        """The selector's choice of at most `keep` of the given queries, in its order."""
+        if queries.shape[3] <= keep:
+            return queries, when
+        if self.selector == "initial" or keep == 0:
+            return queries[:, :, :, :keep].clone(), when[:, :, :, :keep].clone()
+        where = queries if self.space == "post_rope" else view.rope.unrotate(queries, when - 1)
+        index = farthest_points(where, keep)
+        wide = index[..., None].expand(*index.shape, queries.shape[-1])
+        return queries.gather(3, wide), when.gather(3, index)
+
+    def _store(self, view: View, rows: slice, queries: Tensor, when: Tensor) -> None:
+        count = queries.shape[3]
+        view.state["queries"][rows, :, :, :count] = queries
+        view.state["when"][rows, :, :, :count] = when
+        for c in view.counters[rows]:
+            c["count"] = count
+
+
+def counters(view: View) -> list[dict[str, int]]:
+    """The rows' counters, zero for a sequence that begins."""
+    for c in view.counters:
+        for name in ("count", "beacons", "late"):
+            c.setdefault(name, 0)
+    return view.counters

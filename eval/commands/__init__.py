@@ -1,0 +1,1 @@
+"""Commands that run a model on prompts or traces, one file each."""

@@ -1,0 +1,109 @@
+"""`kvpolicies generate`: text from prompts, under a deployment config."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from kvpolicies.config import Deployment, from_args, load_yaml
+from kvpolicies.config import add_arguments as add_options
+from kvpolicies.errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The config file, its overrides, and where prompts come from."""
+    parser.add_argument("config", nargs="?", help="deployment YAML; options below override it")
+    add_options(parser, Deployment)
+    parser.add_argument("--prompt", action="append", default=[], help="a prompt; may be repeated")
+    parser.add_argument("--prompt-file", help="a file with one prompt a line, - for standard input")
+    parser.add_argument("--raw", action="store_true", help="no chat template")
+    parser.add_argument("--trace", metavar="DIR", help="write eviction traces, one file a prompt")
+    parser.add_argument("--json", action="store_true", help="one JSON object a prompt")
+    parser.epilog = (
+        "example:\n  kvpolicies generate --model smollm2 --policy beacon --budget 256 \\\n"
+        "      --prompt 'What is 6 * 7?' --max-new-tokens 64"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints one text a prompt."""
+    config = from_args(
+        Deployment, args, load_yaml(Deployment, args.config) if args.config else None
+    )
+    texts = _prompts(args)
+    if args.trace and Path(args.trace).exists() and not Path(args.trace).is_dir():
+        raise UserError(f"--trace {args.trace}: is a file, not a folder")
+    for text, generation, tokenizer in _generations(config, texts, args):
+        answer = tokenizer.decode(generation.tokens, skip_special_tokens=True)
+        if args.json:
+            print(json.dumps(_record(text, answer, generation), ensure_ascii=False))
+        else:
+            print(answer)
+        if args.trace:
+            Path(args.trace).mkdir(parents=True, exist_ok=True)
+            generation.trace.save(Path(args.trace) / f"{generation.request}.safetensors")
+    return 0
+
+
+def _generations(config: Deployment, texts: list[str], args: argparse.Namespace) -> Any:
+    from kvpolicies.budget import Budget, is_ratio
+    from kvpolicies.decoding import generate
+    from kvpolicies.eval.models import load, stop_tokens
+
+    model, tokenizer = load(config.model, config.dtype, config.device)
+    prompts = [_encoded(tokenizer, text, args.raw) for text in texts]
+    for text, ids in zip(texts, prompts, strict=True):
+        if not ids:
+            raise UserError(f"prompt {text!r} has no tokens; every prompt needs at least one")
+    budget: Any = config.budget
+    if not is_ratio(budget):
+        budget = Budget.parse(budget, sinks=config.sinks, window=config.window)
+    generations = generate(
+        model,
+        prompts,
+        config.policy,
+        budget,
+        max_new_tokens=config.max_new_tokens,
+        batch_size=config.batch_size,
+        eos_token_id=stop_tokens(model, tokenizer),
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        seed=config.seed,
+        trace=bool(args.trace),
+        progress="prompts" if sys.stderr.isatty() else None,
+    )
+    return [(text, g, tokenizer) for text, g in zip(texts, generations, strict=True)]
+
+
+def _prompts(args: argparse.Namespace) -> list[str]:
+    texts = list(args.prompt)
+    if args.prompt_file:
+        try:
+            file = (
+                sys.stdin if args.prompt_file == "-" else open(args.prompt_file, encoding="utf-8")
+            )
+            texts += [line.rstrip("\n") for line in file]
+        except OSError as error:
+            raise UserError(f"--prompt-file {args.prompt_file}: {error.strerror}") from None
+    if not texts:
+        raise UserError(
+            "no prompt: give --prompt TEXT, or --prompt-file FILE with one prompt a line"
+        )
+    return texts
+
+
+def _encoded(tokenizer: Any, text: str, raw: bool) -> list[int]:
+    if raw or not getattr(tokenizer, "chat_template", None):
+        return tokenizer(text)["input_ids"]
+    message = [{"role": "user", "content": text}]
+    return tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)[
+        "input_ids"
+    ]
+
+
+def _record(prompt: str, answer: str, generation: Any) -> dict[str, Any]:
+    keys = ("finish", "prompt_tokens", "max_slots", "cache_bytes", "state_bytes", "seconds")
+    numbers = {key: getattr(generation, key) for key in keys}
+    return {"prompt": prompt, "text": answer, "tokens": len(generation.tokens), **numbers}

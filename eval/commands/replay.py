@@ -1,0 +1,43 @@
+"""`kvpolicies replay`: does a trace explain the logits that were decoded under it?"""
+
+import argparse
+from pathlib import Path
+
+from kvpolicies.errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model and the trace."""
+    parser.add_argument("trace", help="a trace that `generate --trace DIR` wrote")
+    parser.add_argument("--model", default="embedded", help="the model that made it")
+    parser.epilog = (
+        "example:\n  kvpolicies generate --model embedded --policy beacon --budget 133 \\\n"
+        "      --prompt-file prompts.txt --trace traces\n"
+        "  kvpolicies replay traces/0.safetensors --model embedded"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints whether greedy choices under the replayed mask are the trace's own tokens."""
+    from kvpolicies.eval.models import load
+    from kvpolicies.replaying import replay
+    from kvpolicies.trace import EvictionTrace
+
+    trace = EvictionTrace.load(Path(args.trace))
+    model, _ = load(args.model)
+    layers, heads = trace.times.shape[1:3]
+    config = model.config.get_text_config(decoder=True)
+    if (layers, heads) != (config.num_hidden_layers, config.num_key_value_heads):
+        raise UserError(
+            f"{args.trace}: made by a model of {layers} layers and {heads} KV heads; {args.model} "
+            f"has {config.num_hidden_layers} and {config.num_key_value_heads}"
+        )
+    logits = replay(model, trace)
+    length = trace.tokens.shape[1]
+    agree = (logits[0, :-1].argmax(-1) == trace.tokens[0, 1:]).tolist()
+    kept = trace.cache_length(length - 1).float().mean().item()
+    print(f"tokens {length}, slots held at the end {kept:.0f} of {length} (mean over heads)")
+    print(
+        f"greedy tokens under the replayed mask that are the trace's: {sum(agree)} of {length - 1}"
+    )
+    return 0

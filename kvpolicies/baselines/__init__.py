@@ -1,0 +1,1 @@
+"""Training-free policies that the field compares against, one file each."""

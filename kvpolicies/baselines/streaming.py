@@ -1,0 +1,35 @@
+"""streaming: StreamingLLM's sinks and newest tokens (arXiv 2309.17453)."""
+
+from dataclasses import dataclass
+
+from kvpolicies.errors import UserError
+from kvpolicies.policy import Policy, Scores, View
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streaming(Policy):
+    """Sinks and the newest tokens. Score = position.
+
+    `positions="original"` keeps each key's own rotation; `"cache"` is the paper's: keys are kept
+    before RoPE and rotated at each step to their rank in the cache, the query too. The latter has no
+    replay from eviction times.
+    """
+
+    name = "streaming"
+    source = "StreamingLLM, arXiv 2309.17453"
+    positions: str = "original"
+
+    def __post_init__(self) -> None:
+        if self.positions not in ("original", "cache"):
+            raise UserError(
+                f"streaming: positions must be 'original' or 'cache', got {self.positions!r}"
+            )
+
+    @property
+    def rerotates(self) -> bool:  # type: ignore[override]
+        """Keys are stored before RoPE under `positions="cache"`."""
+        return self.positions == "cache"
+
+    def scores(self, view: View) -> Scores:
+        """The position itself (exact in float32 up to 2^24 tokens)."""
+        return view.positions.float()

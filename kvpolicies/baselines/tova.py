@@ -1,0 +1,36 @@
+"""tova: attention of the newest query (arXiv 2401.06104)."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kvpolicies.budget import Budget
+from kvpolicies.policy import Policy, Scores, Step, View
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tova(Policy):
+    """Attention of the newest query, mean over all heads of a layer: one kept set a layer.
+
+    Evicts each step. The paper protects neither sinks nor window: `faithful=True`.
+    """
+
+    name = "tova"
+    source = "TOVA, arXiv 2401.06104"
+    needs_attention = True
+    slot_tensors = {"newest_weight": torch.float32}
+    faithful: bool = False
+
+    def protection(self, budget: Budget, n_drop: int) -> tuple[int, int]:
+        """Nothing under `faithful=True`, as in the paper."""
+        return (0, 0) if self.faithful else super().protection(budget, n_drop)
+
+    def observe(self, view: View, step: Step) -> None:
+        """Keeps the last query's row, averaged over all query heads."""
+        assert step.weights is not None
+        row = step.weights[:, :, :, -1].mean(dim=(1, 2))  # [B, L]
+        view.slot_state["newest_weight"].copy_(row[:, None].expand(view.positions.shape))
+
+    def scores(self, view: View) -> Scores:
+        """The same for every KV head, whose slots hold the same tokens."""
+        return view.slot_state["newest_weight"]

@@ -1,0 +1,154 @@
+"""The exact fixed-budget KV cache: a `transformers.Cache` whose layers hold slots.
+
+    cache = FixedBudgetCache(model, policy="beacon", budget=1024)
+    with kvpolicies.attach(model, cache):
+        model.generate(**inputs, past_key_values=cache)      # `cache=` from transformers 5.24
+
+`kvpolicies.generate` does this by itself. Memory is allocated once, when the batch size is known.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from kvpolicies.budget import Budget
+from kvpolicies.errors import UserError
+from kvpolicies.layer import SlotLayer
+from kvpolicies.policy import Geometry, Policy
+
+
+class _Passing(CacheLayerMixin):
+    """What transformers sees of a layer: hands new keys through to our attention function."""
+
+    is_sliding = False
+    is_croppable = False
+    attached = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.columns = 0  # tokens seen, padding included
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if not self.attached:
+            raise UserError(
+                "FixedBudgetCache used outside of kvpolicies.attach: write "
+                "`with kvpolicies.attach(model, cache): model.generate(...)`"
+            )
+        self.is_initialized = True
+        self.columns += key_states.shape[-2]
+        return key_states, value_states
+
+    def get_seq_length(self, *_: Any) -> int:
+        return self.columns
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.columns + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1  # no limit on a sequence: slots are reused
+
+    get_max_cache_shape = get_max_length
+
+    def reset(self) -> None:
+        self.columns = 0
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        raise UserError("FixedBudgetCache: beam search is not supported; use num_beams=1")
+
+
+class FixedBudgetCache(Cache):
+    """At most `budget.total` KV pairs a head, whatever the sequence's length.
+
+    Args:
+        model: the transformers model (its sizes are read; nothing is changed).
+        policy: a `Policy`, or its spec such as `"beacon(n_beacon=8)"`.
+        budget: one `Budget` for all rows, an int or text such as `"1024"`, or one Budget a row.
+        slots: slots to allocate a head; default the largest budget. Fewer suffice when sequences
+            are known to be shorter.
+        trace_length: record eviction times of so many positions a row (0 = no trace).
+
+    Raises:
+        ValueError: for a model whose attention cannot work here, by name.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        policy: Policy | str,
+        budget: Budget | str | int | Sequence[Budget],
+        *,
+        slots: int | None = None,
+        trace_length: int = 0,
+    ):
+        from kvpolicies.adapter import find_ropes, inspect_model
+        from kvpolicies.registry import resolve
+
+        self.policy = resolve(policy)
+        self.shape = inspect_model(model, self.policy)
+        self.ropes = find_ropes(model)
+        many = isinstance(budget, Sequence) and not isinstance(budget, str)
+        self.budgets: list[Budget] = list(budget) if many else [Budget.parse(budget)]
+        self.slots = max(b.total for b in self.budgets) if slots is None else slots
+        self.trace_length = trace_length
+        self.slot_layers: list[SlotLayer] = []
+        # (rows, real tokens a row) of the next forward, when kvpolicies' own loop runs it.
+        self.scheduled: tuple[list[int], list[int]] | None = None
+        super().__init__(layers=[_Passing() for _ in range(self.shape.layers)])
+
+    def allocate(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Allocates all layers for `rows` sequences and starts every row."""
+        s = self.shape
+        geometry = Geometry(rows, s.heads, s.groups, self.slots, s.head_dim, dtype, device)
+        self.slot_layers = [
+            SlotLayer(geometry, self.policy, i, rope, self.trace_length)
+            for i, rope in enumerate(self.ropes)
+        ]
+        for row in range(rows):
+            self.start(row, self.budgets[row % len(self.budgets)])
+
+    def start(self, row: int, budget: Budget, seed: int = 0) -> None:
+        """Empties a row and gives it to a new sequence, identified by `seed` in any batch."""
+        for layer in self.slot_layers:
+            layer.reset(row, budget, seed)
+
+    def reset(self) -> None:
+        """Starts every row anew; the memory stays."""
+        super().reset()
+        self.scheduled = None
+        for layer in self.slot_layers:
+            for row in range(layer.geometry.rows):
+                layer.reset(row, layer.budget(row), layer.seeds[row])
+
+    def next_step(self, row: int, remaining: int) -> int:
+        """Tokens of a prompt to bring in the row's next forward, `remaining` still to come."""
+        return self.slot_layers[0].room(row, remaining)[1]
+
+    def max_slots(self, row: int) -> int:
+        """The most slots that any head has held for the row's sequence."""
+        return max(layer.peak[row] for layer in self.slot_layers)
+
+    def cache_bytes(self) -> int:
+        """Bytes of keys, values and positions of one row, all layers."""
+        return self._bytes_a_row(lambda y: [y.keys, y.values, y.positions])
+
+    def state_bytes(self) -> int:
+        """Bytes of the policy's own tensors of one row, all layers."""
+        return self._bytes_a_row(lambda y: [*y.state.values(), *y.slot_state.values()])
+
+    def _bytes_a_row(self, tensors: Any) -> int:
+        return sum(
+            t[:1].numel() * t.element_size() for layer in self.slot_layers for t in tensors(layer)
+        )
+
+    def check_scores(self) -> None:
+        """Raises UserError if a policy produced NaN (waits for the device)."""
+        for layer in self.slot_layers:
+            layer.check_scores()

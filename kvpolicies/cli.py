@@ -1,0 +1,72 @@
+"""The command line: a table of commands, one-line errors, exit status 2 for bad input."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from kvpolicies.errors import UserError, nearest
+from kvpolicies.registry import load
+
+# name: (module with `add_arguments(parser)` and `run(args) -> int`, what it does)
+COMMANDS = {
+    "policies": ("kvpolicies.listing", "list all policies with source and options"),
+    "compare": ("kvpolicies.eval.compare", "compare policies on a task, under one exact budget"),
+    "generate": ("kvpolicies.eval.commands.generate", "generate from prompts under a policy"),
+    "replay": (
+        "kvpolicies.eval.commands.replay",
+        "check a recorded trace by one masked dense forward",
+    ),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit status: 0, 2 for bad input, 130 when interrupted."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(argv)
+    except UserError as error:
+        print(f"kvpolicies: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("kvpolicies: interrupted; what was written stays", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+def _run(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        from kvpolicies import __version__
+
+        print(__version__)
+        return 0
+    name = argv[0]
+    if name not in COMMANDS:
+        raise UserError(f"unknown command {name!r}: {nearest(name, list(COMMANDS))}")
+    target, text = COMMANDS[name]
+    add_arguments, run = load(f"{target}:add_arguments"), load(f"{target}:run")
+    parser = _Parser(
+        prog=f"kvpolicies {name}",
+        description=text,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_arguments(parser)
+    return run(parser.parse_args(argv[1:]))
+
+
+def _usage() -> str:
+    rows = "\n".join(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items())
+    return f"usage: kvpolicies COMMAND ...\n\n{rows}\n\nkvpolicies COMMAND --help shows an example."

@@ -1,0 +1,185 @@
+"""From YAML and the command line to frozen dataclasses, and the deployment config itself.
+
+A config class is a frozen dataclass whose fields carry `metadata={"help": ...}`; its command line
+options, its YAML keys and its errors all follow from that.
+"""
+
+import argparse
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from kvpolicies.budget import Budget, is_ratio
+from kvpolicies.errors import UserError, nearest
+
+Config = TypeVar("Config")
+
+
+def option(default: Any, text: str) -> Any:
+    """A field with a default and the sentence that explains it."""
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What a deployment runs: one YAML for `generate` and whatever else decodes."""
+
+    model: str = option("embedded", "embedded, smollm2, a hub id, a folder, or gguf:FILE")
+    policy: str = option("beacon", "policy with options, such as beacon(n_beacon=8)")
+    budget: str = option("1024", "slots of a KV head, or a share of prompt + new tokens (25%%)")
+    sinks: int | None = option(None, "first tokens that are never evicted; default 4")
+    window: int | None = option(
+        None, "newest tokens that are never evicted; default 32, or total/4"
+    )
+    max_new_tokens: int = option(512, "most new tokens a prompt")
+    batch_size: int = option(8, "rows decoded at once")
+    temperature: float = option(0.0, "0 decodes greedily")
+    top_p: float = option(1.0, "nucleus of sampling")
+    top_k: int = option(0, "sampling among the k likeliest; 0 = off")
+    seed: int = option(0, "of sampling and of the random policy")
+    dtype: str = option("float32", "of weights and cache: float32, bfloat16, float16")
+    device: str = option("auto", "auto, cpu, cuda")
+
+    def __post_init__(self) -> None:
+        from kvpolicies.registry import resolve
+        from kvpolicies.sampling import Sampling
+
+        resolve(self.policy)
+        length = 1 << 20 if is_ratio(self.budget) else None
+        Budget.parse(self.budget, length=length, sinks=self.sinks, window=self.window)
+        Sampling(self.temperature, self.top_p, self.top_k, self.seed)
+        for name in ("max_new_tokens", "batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.dtype not in ("float32", "bfloat16", "float16"):
+            raise UserError(f"dtype must be float32, bfloat16 or float16, got {self.dtype!r}")
+
+
+def from_mapping(cls: type[Config], mapping: Any, where: str) -> Config:
+    """Builds a config from a mapping.
+
+    Raises:
+        ValueError: for an unknown key (naming the nearest), a value of the wrong kind, or what the
+            class itself refuses; each names `where`.
+    """
+    if not isinstance(mapping, Mapping):
+        raise UserError(f"{where}: expected keys and values, got {type(mapping).__name__}")
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for key, value in mapping.items():
+        if key not in known:
+            raise UserError(f"{where}: unknown key {key!r}: {nearest(str(key), list(known))}")
+        values[key] = _converted(value, hints[key], f"{where}: {key}")
+    try:
+        return cls(**values)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def load_yaml(cls: type[Config], path: str | Path) -> Config:
+    """Reads a config from a YAML file; see `from_mapping` for what is refused."""
+    return from_mapping(cls, read_yaml(path), str(path))
+
+
+def read_yaml(path: str | Path) -> Any:
+    """The contents of a YAML file; an empty one is an empty mapping."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return yaml.safe_load(file) or {}
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        place = "" if line is None else f" at line {line + 1}"
+        raise UserError(f"{path}: no valid YAML{place}") from None
+
+
+def dump_yaml(config: Any) -> str:
+    """YAML that `load_yaml` reads back to an equal config."""
+    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(config).items()}
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+
+
+def add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
+    """One option per field; nothing given means None, so that a file's value is kept."""
+    for f in fields(cls):
+        default = f"(default: {_shown(f)})" if _shown(f) else ""
+        parser.add_argument(
+            "--" + f.name.replace("_", "-"),
+            dest=f.name,
+            metavar=f.name.upper(),
+            help=f"{f.metadata.get('help', '')} {default}".strip(),
+        )
+
+
+def from_args(cls: type[Config], args: argparse.Namespace, base: Config | None = None) -> Config:
+    """The config that the command line gives, over `base` where an option was not given."""
+    hints = typing.get_type_hints(cls)
+    given = {
+        f.name: _converted(value, hints[f.name], "--" + f.name.replace("_", "-"))
+        for f in fields(cls)  # type: ignore[arg-type]
+        if (value := getattr(args, f.name, None)) is not None
+    }
+    return cls(**given) if base is None else replace(base, **given)  # type: ignore[type-var]
+
+
+def split_list(text: str) -> list[str]:
+    """Splits at commas outside of brackets: `"beacon(a=1,b=2),random"` has two items."""
+    items, depth, start = [], 0, 0
+    for i, c in enumerate(text):
+        depth += (c in "([{") - (c in ")]}")
+        if c == "," and depth == 0:
+            items.append(text[start:i])
+            start = i + 1
+    return [item.strip() for item in (*items, text[start:]) if item.strip()]
+
+
+def _shown(f: Field) -> str:
+    empty = f.default is MISSING or f.default is None or f.default in ("", ())
+    return "" if empty else str(f.default).replace("%", "%%")
+
+
+def _converted(value: Any, hint: Any, what: str) -> Any:
+    """`value`, from YAML or from a command line's text, as the field's type."""
+    if isinstance(hint, types.UnionType):
+        if value is None:
+            return None
+        hint = next(h for h in typing.get_args(hint) if h is not type(None))
+    if typing.get_origin(hint) in (tuple, list):
+        parts = split_list(value) if isinstance(value, str) else value
+        if not isinstance(parts, Sequence):
+            parts = [parts]
+        inner = typing.get_args(hint)[0]
+        return typing.get_origin(hint)(_converted(v, inner, what) for v in parts)
+    return _scalar(value, hint, what)
+
+
+def _scalar(value: Any, kind: type, what: str) -> Any:
+    wrong = UserError(f"{what}: expected {_named(kind)}, got {value!r}")
+    if kind is str:
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            return str(value)
+        raise wrong
+    if kind is bool:
+        if isinstance(value, bool) or str(value).lower() in ("true", "false"):
+            return value if isinstance(value, bool) else value.lower() == "true"
+        raise wrong
+    if kind in (int, float) and not isinstance(value, bool):
+        try:
+            number = kind(value)
+        except (TypeError, ValueError):
+            raise wrong from None
+        if number == (float(value) if isinstance(value, str) else value):
+            return number
+    raise wrong
+
+
+def _named(kind: type) -> str:
+    names = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+    return names.get(kind, str(kind))

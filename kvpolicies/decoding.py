@@ -1,0 +1,328 @@
+"""The one decode loop: every policy runs through these lines and no others.
+
+Prompts wait in a queue; each free row of the batch takes the next one (a row always costs the same
+memory), is prefilled in steps that its budget can hold, and decodes with the others until it stops.
+A request's tokens and evictions do not depend on its company.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from kvpolicies.adapter import attach, forward
+from kvpolicies.budget import Budget, is_ratio
+from kvpolicies.cache import FixedBudgetCache
+from kvpolicies.errors import UserError
+from kvpolicies.policy import Policy
+from kvpolicies.registry import resolve
+from kvpolicies.sampling import Sampling, choose
+from kvpolicies.trace import EvictionTrace
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What one prompt became."""
+
+    request: int
+    """Index of the prompt."""
+    tokens: list[int]
+    """New tokens, the stop token included."""
+    finish: str
+    """"stop" (a stop token) or "length"."""
+    prompt_tokens: int
+    seconds: float
+    """Its share of the wall clock: each forward's time, divided equally among the forward's rows."""
+    max_slots: int
+    """The most slots any KV head held."""
+    budget_total: int
+    cache_bytes: int
+    """Keys, values and positions of its row, all layers, as allocated."""
+    state_bytes: int
+    """The policy's own tensors of its row, all layers."""
+    trace: EvictionTrace | None = None
+
+
+@dataclass
+class _Request:
+    """A prompt on its way: what it is, and how far it has come."""
+
+    index: int
+    identity: int
+    prompt: list[int]
+    limit: int
+    budget: Budget
+    random: torch.Generator
+    forced: list[int] | None
+    row: int = -1
+    fed: int = 0
+    tokens: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """Prompt tokens not yet processed."""
+        return max(0, len(self.prompt) - self.fed)
+
+    def next_tokens(self, n: int) -> list[int]:
+        """The next n tokens to feed: prompt first, then what was generated."""
+        end = self.fed + n - len(self.prompt)
+        return self.prompt[self.fed : self.fed + n] if self.waiting else self.tokens[end - n : end]
+
+
+OnLogits = Callable[[int, int, Tensor], None]
+
+
+@torch.no_grad()
+def generate(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    policy: Policy | str,
+    budget: Budget | str | int,
+    *,
+    max_new_tokens: int | Sequence[int],
+    batch_size: int | None = None,
+    eos_token_id: int | Sequence[int] | None = None,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    seed: int = 0,
+    request_ids: Sequence[int] | None = None,
+    forced: Sequence[Sequence[int]] | None = None,
+    on_logits: OnLogits | None = None,
+    on_finish: Callable[[int, Generation], None] | None = None,
+    trace: bool = False,
+    progress: str | None = None,
+) -> list[Generation]:
+    """Generates from every prompt under one policy and one budget.
+
+    Args:
+        model: a transformers decoder; put back as it was on return.
+        prompts: token ids of each prompt, at least one token each.
+        policy: a policy or its spec, such as `"beacon(n_beacon=8)"`.
+        budget: slots of a KV head, or a ratio such as `"25%"` of prompt + max_new_tokens, taken
+            for each prompt; `full` needs none and gets prompt + max_new_tokens.
+        max_new_tokens: one limit, or one a prompt.
+        batch_size: rows decoded together (default: all prompts); the others wait.
+        eos_token_id: stop tokens (default: the model's generation config).
+        temperature, top_p, top_k: sampling; temperature 0 is greedy.
+        seed: with `request_ids` (default: the prompt's index) it fixes a request's random numbers,
+            whatever its batch.
+        forced: teacher forcing: these new tokens are fed instead of the model's own choices.
+        on_logits: called as (prompt index, step, logits [V] float32) for each new token.
+        on_finish: called as (prompt index, Generation) when a prompt is done.
+        trace: record eviction times.
+        progress: show a progress bar with this label.
+
+    Returns:
+        one Generation a prompt, in order.
+
+    Raises:
+        ValueError: for an unknown policy, an impossible budget, an empty prompt, an unsupported
+            model, or NaN in a score; before anything runs where that can be known.
+    """
+    policy = resolve(policy)
+    sampling = Sampling(temperature, top_p, top_k, seed)
+    requests = _requests(
+        policy,
+        prompts,
+        budget,
+        max_new_tokens,
+        sampling,
+        request_ids or range(len(prompts)),
+        forced,
+    )
+    if not requests:
+        return []
+    longest = max(len(r.prompt) + r.limit for r in requests)
+    cache = FixedBudgetCache(
+        model,
+        policy,
+        [r.budget for r in requests],
+        slots=min(longest, max(r.budget.total for r in requests)),
+        trace_length=longest if trace else 0,
+    )
+    loop = _Loop(model, cache, sampling, _stop_tokens(model, eos_token_id), on_logits)
+    done: dict[int, Generation] = {}
+    bar = tqdm(total=len(requests), desc=progress, leave=False) if progress else nullcontext()
+    training = model.training
+    model.eval()
+    try:
+        with attach(model, cache), bar as shown:
+            for request, generation in loop.run(requests, batch_size or len(requests)):
+                done[request] = generation
+                if on_finish:
+                    on_finish(request, generation)
+                if shown is not None:
+                    shown.update()
+    finally:
+        model.train(training)
+    return [done[i] for i in range(len(requests))]
+
+
+class _Loop:
+    """Rows, their requests, and the forwards that move them on."""
+
+    def __init__(
+        self,
+        model: Any,
+        cache: FixedBudgetCache,
+        sampling: Sampling,
+        stops: frozenset[int],
+        on_logits: OnLogits | None,
+    ):
+        self.model, self.cache, self.sampling = model, cache, sampling
+        self.stops, self.on_logits = stops, on_logits
+        self.chain = sampling.processors()
+        weight = next(model.parameters())
+        self.device, self.dtype = weight.device, weight.dtype
+
+    def run(self, requests: list[_Request], rows: int) -> Iterator[tuple[int, Generation]]:
+        """Yields (index, generation) as requests finish."""
+        queue = deque(requests)
+        free = list(range(min(rows, len(requests))))
+        self.cache.allocate(len(free), self.dtype, self.device)
+        active: list[_Request] = []
+        while queue or active:
+            new = []
+            while free and queue:
+                request = queue.popleft()
+                request.row = free.pop(0)
+                self.cache.start(request.row, request.budget, request.identity)
+                new.append(request)
+            self._prefill(new)
+            active = sorted([*active, *new], key=lambda r: r.row)
+            for request in [r for r in active if self._finished(r)]:
+                active.remove(request)
+                free.append(request.row)
+                free.sort()
+                yield request.index, self._generation(request)
+            if active and not (free and queue):
+                self._advance(active, [1] * len(active))
+
+    def _prefill(self, new: list[_Request]) -> None:
+        """Brings whole prompts in, each row in steps that its own budget can hold."""
+        todo = [r for r in new if r.waiting]
+        while todo:
+            self._advance(todo, [self.cache.next_step(r.row, r.waiting) for r in todo])
+            todo = [r for r in todo if r.waiting]
+
+    def _advance(self, requests: list[_Request], counts: list[int]) -> None:
+        """One forward: counts[i] tokens of each request; a new token where the prompt is done."""
+        begin = time.perf_counter()
+        width = max(counts)
+        tokens = torch.zeros(len(requests), width, dtype=torch.long)
+        positions = torch.zeros(len(requests), width, dtype=torch.long)
+        for i, (r, n) in enumerate(zip(requests, counts, strict=True)):
+            tokens[i, width - n :] = torch.tensor(r.next_tokens(n))
+            positions[i, width - n :] = torch.arange(r.fed, r.fed + n)
+            r.fed += n
+        self.cache.scheduled = ([r.row for r in requests], counts)
+        try:
+            logits = forward(
+                self.model, tokens.to(self.device), positions.to(self.device), self.cache
+            )
+        finally:
+            self.cache.scheduled = None
+        ready = [i for i, r in enumerate(requests) if not r.waiting]
+        if ready:
+            self._extend([requests[i] for i in ready], logits[ready])
+        self.cache.check_scores()
+        share = (time.perf_counter() - begin) / len(requests)
+        for r in requests:
+            r.seconds += share
+
+    def _extend(self, requests: list[_Request], logits: Tensor) -> None:
+        """Gives each request its next token, from [A, V] logits."""
+        if self.on_logits:
+            for r, row in zip(requests, logits, strict=True):
+                self.on_logits(r.index, len(r.tokens), row)
+        randoms = [r.random for r in requests]
+        chosen = choose(logits, self.chain, self.sampling.temperature == 0, randoms)
+        for r, token in zip(requests, chosen, strict=True):
+            r.tokens.append(token if r.forced is None else r.forced[len(r.tokens)])
+
+    def _finished(self, r: _Request) -> bool:
+        return len(r.tokens) >= r.limit or (r.forced is None and r.tokens[-1] in self.stops)
+
+    def _generation(self, r: _Request) -> Generation:
+        stopped = r.forced is None and bool(r.tokens) and r.tokens[-1] in self.stops
+        return Generation(
+            request=r.index,
+            tokens=r.tokens,
+            finish="stop" if stopped else "length",
+            prompt_tokens=len(r.prompt),
+            seconds=r.seconds,
+            max_slots=self.cache.max_slots(r.row),
+            budget_total=r.budget.total,
+            cache_bytes=self.cache.cache_bytes(),
+            state_bytes=self.cache.state_bytes(),
+            trace=self._trace(r) if self.cache.trace_length else None,
+        )
+
+    def _trace(self, r: _Request) -> EvictionTrace:
+        # The last token was chosen but never processed: it has no keys, and no eviction time.
+        fed = [*r.prompt, *r.tokens][: r.fed]
+        times = torch.stack([y.eviction_times[r.row, :, : r.fed] for y in self.cache.slot_layers])
+        return EvictionTrace(times[None].clone(), torch.tensor([fed]))
+
+
+def _requests(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    budget: Budget | str | int,
+    max_new_tokens: int | Sequence[int],
+    sampling: Sampling,
+    identities: Sequence[int],
+    forced: Sequence[Sequence[int]] | None,
+) -> list[_Request]:
+    """Checks all input before anything runs."""
+    limits = _limits(max_new_tokens, len(prompts), forced)
+    if len(identities) != len(prompts):
+        raise UserError(f"{len(identities)} request_ids given for {len(prompts)} prompts")
+    requests = []
+    for i, prompt in enumerate(prompts):
+        if len(prompt) == 0:
+            raise UserError(f"prompt {i} has no tokens; every prompt needs at least one")
+        length = len(prompt) + limits[i]
+        if policy.evicts:
+            own = Budget.parse(budget, length=length)
+        else:
+            own = Budget(length, sinks=0, window=0)
+        goal = None if forced is None else [int(t) for t in forced[i]]
+        random = sampling.generator(identities[i])
+        ids = [int(t) for t in prompt]
+        requests.append(_Request(i, identities[i], ids, limits[i], own, random, goal))
+    if policy.evicts and not prompts and not is_ratio(budget):
+        Budget.parse(budget)
+    return requests
+
+
+def _limits(
+    max_new_tokens: int | Sequence[int], n: int, forced: Sequence[Sequence[int]] | None
+) -> list[int]:
+    many = not isinstance(max_new_tokens, int)
+    limits = [int(m) for m in max_new_tokens] if many else [max_new_tokens] * n
+    if forced is not None:
+        if len(forced) != n:
+            raise UserError(f"{len(forced)} forced continuations given for {n} prompts")
+        limits = [min(m, len(f)) for m, f in zip(limits, forced, strict=True)]
+    if len(limits) != n:
+        raise UserError(f"{len(limits)} values of max_new_tokens given for {n} prompts")
+    if any(m < 1 for m in limits):
+        raise UserError(f"max_new_tokens must be at least 1, got {min(limits)}")
+    return limits
+
+
+def _stop_tokens(model: Any, given: int | Sequence[int] | None) -> frozenset[int]:
+    if given is None:
+        given = model.generation_config.eos_token_id
+    if given is None:
+        return frozenset()
+    return frozenset([given] if isinstance(given, int) else given)

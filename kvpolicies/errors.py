@@ -1,0 +1,18 @@
+"""The one exception that is meant for a user's eyes."""
+
+
+class UserError(ValueError):
+    """Bad input: one line that says what, where, and what to write instead.
+
+    The command line prints it without a traceback and exits with status 2. It is a `ValueError`,
+    so library users need not import it to catch it.
+    """
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """Returns a hint that names the known word closest to `word`, for the end of an error line."""
+    import difflib
+
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}known: {', '.join(sorted(known))}"

@@ -1,0 +1,164 @@
+"""The policy contract: what an eviction policy sees, what it answers, and what it declares.
+
+Shapes, here and everywhere:
+    B rows of a batch          H KV heads             G query heads per KV head
+    C slots allocated a head   L slots filled         T tokens of a forward
+    D head size                N observation queries  n tokens processed at once
+
+A policy is a frozen dataclass; everything that changes while decoding lives in the cache: tensors
+made by `init_state`, slot-aligned tensors that move with their slots, and a few host counters a
+row. So state is per sequence, and is gone when the row is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kvpolicies.budget import Budget
+from kvpolicies.rope import Rope
+
+Scores = Float[Tensor, "B H L"]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The fixed sizes of one layer."""
+
+    rows: int
+    heads: int
+    groups: int
+    slots: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one processing step of n tokens shows to a policy (all rows process the same n).
+
+    `weights` and `inputs` are None unless the policy declares that it needs them.
+    """
+
+    queries: Float[Tensor, "B H G n D"]
+    """Post-RoPE queries."""
+    positions: Int[Tensor, "B n"]
+    """Their positions in the sequence."""
+    weights: Float[Tensor, "B H G n L"] | None = None
+    """Attention of each query over the slots, float32 (`needs_attention`)."""
+    inputs: Float[Tensor, "B n E"] | None = None
+    """The attention block's input, E = hidden size (`needs_input`)."""
+
+
+@dataclass(frozen=True)
+class View:
+    """The rows of one layer that a policy is asked about: views into the cache, never copies.
+
+    In `scores` and `evicted` every head of every row has L filled slots; in `observe` rows may be
+    shorter than L: see `lengths`.
+    """
+
+    geometry: Geometry
+    layer: int
+    keys: Float[Tensor, "B H L D"]
+    values: Float[Tensor, "B H L D"]
+    positions: Int[Tensor, "B H L"]
+    lengths: list[int]
+    """Filled slots of each row."""
+    seen: list[int]
+    """Tokens processed of each row, evicted ones included."""
+    budgets: list[Budget]
+    seeds: list[int]
+    """Identity of each row's sequence: the same in any batch."""
+    state: Mapping[str, Tensor]
+    """The policy's per-row tensors [B, ...]."""
+    slot_state: Mapping[str, Tensor]
+    """The policy's slot-aligned tensors [B, H, L]."""
+    counters: list[dict[str, int]]
+    """The policy's host counters, one dict a row, empty when a sequence begins."""
+    rope: Rope
+    scale: float
+    """Multiplies attention logits."""
+
+    @property
+    def newest(self) -> Int[Tensor, "B"]:
+        """Position of each row's last processed token."""
+        return torch.tensor([n - 1 for n in self.seen], device=self.keys.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """Base of all eviction policies. Higher score = stays.
+
+    A subclass gives `name`, `source` and `scores`, and overrides what it needs of the rest.
+    """
+
+    name: ClassVar[str]
+    source: ClassVar[str] = ""
+    """Paper or origin, one line."""
+    evicts: ClassVar[bool] = True
+    """False: nothing is ever evicted, and the budget must hold the whole sequence."""
+    needs_attention: ClassVar[bool] = False
+    needs_input: ClassVar[bool] = False
+    needs_rope: ClassVar[bool] = False
+    """Uses `view.rope`: the adapter must know the model's rotation."""
+    rerotates: ClassVar[bool] = False
+    """Keys are stored before RoPE and rotated at each step to their rank in the cache."""
+    slot_tensors: ClassVar[Mapping[str, torch.dtype]] = {}
+    """Slot-aligned tensors [B, H, C] to keep; zero for a new token, moved with its slot."""
+
+    def drop(self, budget: Budget) -> int:
+        """Slots freed at one eviction while decoding; 1 = one in, one out."""
+        return 1
+
+    def protects(self, budget: Budget) -> int:
+        """Newest tokens that this policy itself never gives up, beyond the budget's window."""
+        return 0
+
+    def protection(self, budget: Budget, n_drop: int) -> tuple[int, int]:
+        """(sinks, window) in force when `n_drop` slots are to be freed."""
+        own = min(self.protects(budget), budget.total - budget.sinks - n_drop)
+        return budget.sinks, max(budget.window, own)
+
+    def init_state(self, geometry: Geometry) -> dict[str, Tensor]:
+        """The policy's tensors for all rows, row first: zeros mean "nothing seen"."""
+        return {}
+
+    def observe(self, view: View, step: Step) -> None:
+        """Sees each processed step, after its tokens entered the cache. Default: looks away."""
+
+    def scores(self, view: View) -> Scores:
+        """Scores [B, H, L] float32 of all cached tokens; the lowest unprotected ones go."""
+        raise NotImplementedError
+
+    def evicted(self, view: View) -> None:
+        """Called after an eviction, with the view of what was kept."""
+
+    def __str__(self) -> str:
+        """The spec that `resolve` reads back: the name, and the options that differ from default."""
+        options = [
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        ]
+        return f"{self.name}({', '.join(options)})" if options else self.name
+
+
+def batched_drop(every: int, budget: Budget) -> int:
+    """Slots freed at once by a policy that evicts every `every` tokens under a fixed budget.
+
+    At most an eighth of the budget: a cache that is emptied further holds too little on average.
+    """
+    return max(1, min(every, budget.total // 8, budget.topk))
+
+
+def whole(value: int, least: int, what: str) -> None:
+    """Raises UserError unless an option is a whole number >= `least`."""
+    from kvpolicies.errors import UserError
+
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UserError(f"{what} must be a whole number >= {least}, got {value!r}")

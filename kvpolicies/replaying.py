@@ -1,0 +1,29 @@
+"""Replay: one masked dense forward over a trace's tokens gives the decode's own logits.
+
+It is the test of any policy, kernel or cache change: the mask knows nothing of slots, only of
+eviction times. It does not cover re-rotated keys (`streaming(positions="cache")`).
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kvpolicies.adapter import forward, masked_dense
+from kvpolicies.trace import EvictionTrace
+
+
+@torch.no_grad()
+def replay(model: Any, trace: EvictionTrace) -> Float[Tensor, "B T V"]:
+    """Logits of every position when query q sees key t iff t <= q < e[t], float32.
+
+    Position t's logits predict token t + 1. Memory: a [B, H, T, T] mask a layer. What lies behind
+    the end of a shorter sequence is padding; ignore its logits.
+    """
+    device = next(model.parameters()).device
+    tokens = trace.tokens.to(device)
+    times = EvictionTrace(trace.times.to(device), tokens)
+    positions = torch.arange(tokens.shape[1], device=device).expand(tokens.shape)
+    with masked_dense(model, times.visible):
+        return forward(model, tokens.clamp_min(0), positions)

@@ -1,0 +1,90 @@
+"""Eviction traces: one number per token tells all that a policy did to it.
+
+e[b, layer, h, t] is the position of the first query that no longer sees token t at that KV head;
+NEVER if none. Query q sees key t <=> t <= q < e[t]. Convention: attend-then-evict, so a token that
+was dropped after query q has e = q + 1.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Int
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kvpolicies.errors import UserError
+
+NEVER = torch.iinfo(torch.int32).max
+
+
+@dataclass(frozen=True)
+class EvictionTrace:
+    """Eviction times of B sequences of at most T tokens, with those tokens."""
+
+    times: Int[Tensor, "B layers H T"]
+    """e, int32."""
+    tokens: Int[Tensor, "B T"]
+    """Token ids, int64; right-padded with -1."""
+
+    def __post_init__(self) -> None:
+        if self.times.dim() != 4 or self.times.dtype != torch.int32:
+            raise UserError(
+                f"eviction trace: times must be [B, layers, H, T] int32, got "
+                f"{list(self.times.shape)} {self.times.dtype}"
+            )
+        if self.tokens.shape != (self.times.shape[0], self.times.shape[3]):
+            raise UserError(
+                f"eviction trace: tokens {list(self.tokens.shape)} do not fit times "
+                f"{list(self.times.shape)}"
+            )
+
+    def visible(self, layer: int) -> Bool[Tensor, "B H T T"]:
+        """mask[b, h, q, t]: query q sees key t."""
+        t = torch.arange(self.times.shape[-1], device=self.times.device)
+        seen = t[:, None] < self.times[:, layer, :, None, :]
+        return seen & (t[None, :] <= t[:, None])
+
+    def kept(self, query: int) -> Bool[Tensor, "B layers H T"]:
+        """Which tokens query number `query` sees."""
+        t = torch.arange(self.times.shape[-1], device=self.times.device)
+        return (t <= query) & (query < self.times)
+
+    def cache_length(self, query: int) -> Int[Tensor, "B layers H"]:
+        """Slots held while query number `query` attends."""
+        return self.kept(query).sum(-1)
+
+    def save(self, path: str | Path) -> None:
+        """Writes one safetensors file."""
+        tensors = {"times": self.times.contiguous().cpu(), "tokens": self.tokens.contiguous().cpu()}
+        save_file(tensors, path, metadata={"format": "kvpolicies.EvictionTrace", "version": "1"})
+
+    @classmethod
+    def load(cls, path: str | Path) -> "EvictionTrace":
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: if the file is missing or is no eviction trace.
+        """
+        if not Path(path).is_file():
+            raise UserError(f"eviction trace {path}: no such file")
+        try:
+            tensors = load_file(path)
+            return cls(tensors["times"], tensors["tokens"])
+        except UserError:
+            raise
+        except Exception as error:  # safetensors has its own exception types
+            raise UserError(f"eviction trace {path}: not readable ({error})") from None
+
+    @classmethod
+    def stack(cls, traces: "list[EvictionTrace]") -> "EvictionTrace":
+        """Joins traces of different lengths along B; what lies behind a sequence is never evicted."""
+        longest = max(t.times.shape[-1] for t in traces)
+
+        def padded(x: Tensor, fill: int) -> Tensor:
+            return torch.nn.functional.pad(x, (0, longest - x.shape[-1]), value=fill)
+
+        return cls(
+            torch.cat([padded(t.times, NEVER) for t in traces]),
+            torch.cat([padded(t.tokens, -1) for t in traces]),
+        )
