@@ -1,0 +1,173 @@
+"""The score of every training-free policy as a pure function: higher stays.
+
+Each takes what is cached, in any slot order, and the queries that observe it. The cards are
+those of the papers named beside each function; where the project's eviction rule is more
+precise than a paper, the rule is what stands here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.reference.attention import (
+    Array,
+    attention_row,
+    average_pool,
+    causal_rows,
+    logits,
+    max_pool,
+    softmax,
+    unit,
+)
+
+
+def streaming_scores(positions: Array) -> Array:
+    """StreamingLLM: the score is the position [L]; the sinks are protected by the rule."""
+    return positions.astype(float)
+
+
+def tova_scores(keys: Array, queries: Array) -> Array:
+    """TOVA: attention of the newest query, mean over all query heads of the layer -> [L].
+
+    keys [H, L, D] and queries [H, G, D]; slot l is the same token in every head.
+    """
+    heads, group, _ = queries.shape
+    total = np.zeros(keys.shape[1])
+    for h in range(heads):
+        for g in range(group):
+            total += attention_row(queries[h, g], keys[h])
+    return total / (heads * group)
+
+
+def snapkv_scores(
+    keys: Array, positions: Array, queries: Array, query_positions: Array, kernel: int = 5
+) -> Array:
+    """SnapKV, decode form: max over the group of pooled attention sums -> [L].
+
+    keys [L, D], queries [G, N, D] with their positions [N]. Per query head: causal softmax over
+    all cached keys, sum over the queries, average-pool with zeros beyond the ends.
+    """
+    pooled = [
+        average_pool(
+            causal_rows(rows, query_positions, keys, positions).sum(axis=0), positions, kernel
+        )
+        for rows in queries
+    ]
+    return np.max(pooled, axis=0)
+
+
+def rpc_scores(
+    keys: Array, positions: Array, queries: Array, query_positions: Array, kernel: int = 7
+) -> Array:
+    """RPC: attention of the newest queries on what is older than all of them -> [L].
+
+    keys [H, L, D], queries [H, G, N, D], positions [N]; slot l is the same token in every head.
+    Softmax over the older keys, sum over the queries, mean over all query heads, average-pool
+    over the older keys with zeros beyond the ends. A key that is not older scores +inf.
+    """
+    heads, group = queries.shape[:2]
+    older = positions < query_positions.min()
+    total = np.zeros(len(positions))
+    for h in range(heads):
+        for g in range(group):
+            for query in queries[h, g]:
+                total += attention_row(query, keys[h], older)
+    scores = np.full(len(positions), np.inf)
+    scores[older] = average_pool(total[older] / (heads * group), positions[older], kernel)
+    return scores
+
+
+def rkv_importance(
+    keys: Array, positions: Array, queries: Array, query_positions: Array, kernel: int = 7
+) -> Array:
+    """R-KV's I [L]: keys [L, D], queries [G, N, D], their positions [N].
+
+    Logits, maximum over the group, softmax over the keys older than all the queries, mean over
+    the queries, max-pool over the older keys. A key that is not older gets 0.
+    """
+    older = positions < query_positions.min()
+    importance = np.zeros(len(positions))
+    if not older.any():
+        return importance
+    rows = [
+        softmax(np.max([logits(query, keys[older]) for query in queries[:, n]], axis=0))
+        for n in range(queries.shape[1])
+    ]
+    importance[older] = max_pool(np.mean(rows, axis=0), positions[older], kernel)
+    return importance
+
+
+def _cosines(keys: Array) -> Array:
+    """Cosine of every pair of keys [L, D], the diagonal 0 -> [L, L]."""
+    units = unit(keys)
+    cosines = np.array([(units * row).sum(axis=-1) for row in units])
+    np.fill_diagonal(cosines, 0.0)
+    return cosines
+
+
+def rkv_redundancy(keys: Array, positions: Array, beta: int = 1, threshold: float = 0.5) -> Array:
+    """R-KV's R [L]: softmax over tokens of the mean cosine to the others, keys [L, D].
+
+    In row i, the entries of its `beta` largest-position neighbours whose cosine is above the
+    threshold (strictly) are zeroed: they are the copies that should stay.
+    """
+    cosines = _cosines(keys)
+    for row in cosines:
+        alike = [j for j in range(len(row)) if row[j] > threshold]
+        newest_first = sorted(alike, key=lambda j: -positions[j])
+        row[newest_first[:beta]] = 0.0
+    return softmax(cosines.mean(axis=0))
+
+
+def rkv_threshold_gap(keys: Array, threshold: float = 0.5) -> float:
+    """How near any pair of keys [L, D] comes to the threshold that decides a zeroing."""
+    return float(np.abs(_cosines(keys) - threshold).min())
+
+
+def rkv_scores(
+    keys: Array,
+    positions: Array,
+    queries: Array,
+    query_positions: Array,
+    lam: float = 0.1,
+    beta: int = 1,
+    threshold: float = 0.5,
+    kernel: int = 7,
+) -> Array:
+    """R-KV: lam I - (1 - lam) R -> [L]; arguments as in its two parts."""
+    importance = rkv_importance(keys, positions, queries, query_positions, kernel)
+    redundancy = rkv_redundancy(keys, positions, beta, threshold)
+    return lam * importance - (1.0 - lam) * redundancy
+
+
+def keydiff_scores(keys: Array) -> Array:
+    """KeyDiff: minus the cosine of a key to the mean of the normalised keys [L, D] -> [L]."""
+    units = unit(keys)
+    return -(units * unit(units.mean(axis=0, keepdims=True))).sum(axis=-1)
+
+
+def lazy_update(
+    attention: float, step: int, last: int, longest: int, alpha: float
+) -> tuple[int, int]:
+    """LazyEviction's (TS, MRI) of one token after the query of `step` gave it `attention`."""
+    if attention > alpha:
+        return step, max(longest, step - last)
+    return last, longest
+
+
+def lazy_scores(step: int, last: Array, longest: Array) -> Array:
+    """LazyEviction: H1 + H2 at `step`, from TS [L] and MRI [L] -> [L].
+
+    H1 = 2 sigmoid(-(t - TS) / MRI), H2 = 2 sigmoid(-1 / MRI); both 0 where MRI is 0. The sum is
+    this project's reading: how the paper combines the two is not confirmed.
+    """
+    scores = np.zeros(len(last))
+    for j, (ts, mri) in enumerate(zip(last, longest, strict=True)):
+        if mri > 0:
+            scores[j] = 2.0 * _sigmoid(-(step - ts) / mri) + 2.0 * _sigmoid(-1.0 / mri)
+    return scores
+
+
+def _sigmoid(x: float) -> float:
+    """For x <= 0, where exp cannot overflow."""
+    return float(np.exp(x) / (1.0 + np.exp(x)))
