@@ -71,7 +71,7 @@ class QueryBuffer:
                 self._store(view, here, *self._chosen(view, queries, when, keep))
 
     def after_eviction(self, view: View) -> None:
-        """Beacons and recents together go back to n_beacon; fixed at once if little room is left."""
+        """Beacons and recents together go back to n_beacon, final if little room is left."""
         for c in counters(view):
             c["late"] = c["beacons"] = 0
         self.thin(view, list(range(len(view.seen))), self.n_beacon)

@@ -201,15 +201,13 @@ def attach(model: Any, cache: FixedBudgetCache) -> Iterator[FixedBudgetCache]:
             for m in modules
             if cache.policy.needs_input
         ]
-        for layer in cache.layers:
-            layer.attached = True
+        cache.set_attached(True)
         try:
             yield cache
         finally:
             for hook in hooks:
                 hook.remove()
-            for layer in cache.layers:
-                layer.attached = False
+            cache.set_attached(False)
 
 
 def _batch(

@@ -94,14 +94,20 @@ class FixedBudgetCache(Cache):
         self.policy = resolve(policy)
         self.shape = inspect_model(model, self.policy)
         self.ropes = find_ropes(model)
-        many = isinstance(budget, Sequence) and not isinstance(budget, str)
-        self.budgets: list[Budget] = list(budget) if many else [Budget.parse(budget)]
+        one = isinstance(budget, str | int | Budget)
+        self.budgets: list[Budget] = [Budget.parse(budget)] if one else list(budget)
         self.slots = max(b.total for b in self.budgets) if slots is None else slots
         self.trace_length = trace_length
         self.slot_layers: list[SlotLayer] = []
         # (rows, real tokens a row) of the next forward, when kvpolicies' own loop runs it.
         self.scheduled: tuple[list[int], list[int]] | None = None
-        super().__init__(layers=[_Passing() for _ in range(self.shape.layers)])
+        self._passing = [_Passing() for _ in range(self.shape.layers)]
+        super().__init__(layers=[*self._passing])
+
+    def set_attached(self, attached: bool) -> None:
+        """Called by `attach`: without it, new keys would go nowhere."""
+        for layer in self._passing:
+            layer.attached = attached
 
     def allocate(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
         """Allocates all layers for `rows` sequences and starts every row."""

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,9 +17,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kvpolicies.adapter import attach, forward
-from kvpolicies.budget import Budget, is_ratio
+from kvpolicies.admission import Request, admit
+from kvpolicies.budget import Budget
 from kvpolicies.cache import FixedBudgetCache
-from kvpolicies.errors import UserError
 from kvpolicies.policy import Policy
 from kvpolicies.registry import resolve
 from kvpolicies.sampling import Sampling, choose
@@ -38,7 +38,7 @@ class Generation:
     """"stop" (a stop token) or "length"."""
     prompt_tokens: int
     seconds: float
-    """Its share of the wall clock: each forward's time, divided equally among the forward's rows."""
+    """Its share of the wall clock: a forward's time is divided equally among its rows."""
     max_slots: int
     """The most slots any KV head held."""
     budget_total: int
@@ -47,33 +47,6 @@ class Generation:
     state_bytes: int
     """The policy's own tensors of its row, all layers."""
     trace: EvictionTrace | None = None
-
-
-@dataclass
-class _Request:
-    """A prompt on its way: what it is, and how far it has come."""
-
-    index: int
-    identity: int
-    prompt: list[int]
-    limit: int
-    budget: Budget
-    random: torch.Generator
-    forced: list[int] | None
-    row: int = -1
-    fed: int = 0
-    tokens: list[int] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @property
-    def waiting(self) -> int:
-        """Prompt tokens not yet processed."""
-        return max(0, len(self.prompt) - self.fed)
-
-    def next_tokens(self, n: int) -> list[int]:
-        """The next n tokens to feed: prompt first, then what was generated."""
-        end = self.fed + n - len(self.prompt)
-        return self.prompt[self.fed : self.fed + n] if self.waiting else self.tokens[end - n : end]
 
 
 OnLogits = Callable[[int, int, Tensor], None]
@@ -127,10 +100,10 @@ def generate(
         ValueError: for an unknown policy, an impossible budget, an empty prompt, an unsupported
             model, or NaN in a score; before anything runs where that can be known.
     """
-    policy = resolve(policy)
+    chosen: Policy = resolve(policy)
     sampling = Sampling(temperature, top_p, top_k, seed)
-    requests = _requests(
-        policy,
+    requests = admit(
+        chosen,
         prompts,
         budget,
         max_new_tokens,
@@ -143,7 +116,7 @@ def generate(
     longest = max(len(r.prompt) + r.limit for r in requests)
     cache = FixedBudgetCache(
         model,
-        policy,
+        chosen,
         [r.budget for r in requests],
         slots=min(longest, max(r.budget.total for r in requests)),
         trace_length=longest if trace else 0,
@@ -183,12 +156,12 @@ class _Loop:
         weight = next(model.parameters())
         self.device, self.dtype = weight.device, weight.dtype
 
-    def run(self, requests: list[_Request], rows: int) -> Iterator[tuple[int, Generation]]:
+    def run(self, requests: list[Request], rows: int) -> Iterator[tuple[int, Generation]]:
         """Yields (index, generation) as requests finish."""
         queue = deque(requests)
         free = list(range(min(rows, len(requests))))
         self.cache.allocate(len(free), self.dtype, self.device)
-        active: list[_Request] = []
+        active: list[Request] = []
         while queue or active:
             new = []
             while free and queue:
@@ -206,14 +179,14 @@ class _Loop:
             if active and not (free and queue):
                 self._advance(active, [1] * len(active))
 
-    def _prefill(self, new: list[_Request]) -> None:
+    def _prefill(self, new: list[Request]) -> None:
         """Brings whole prompts in, each row in steps that its own budget can hold."""
         todo = [r for r in new if r.waiting]
         while todo:
             self._advance(todo, [self.cache.next_step(r.row, r.waiting) for r in todo])
             todo = [r for r in todo if r.waiting]
 
-    def _advance(self, requests: list[_Request], counts: list[int]) -> None:
+    def _advance(self, requests: list[Request], counts: list[int]) -> None:
         """One forward: counts[i] tokens of each request; a new token where the prompt is done."""
         begin = time.perf_counter()
         width = max(counts)
@@ -238,7 +211,7 @@ class _Loop:
         for r in requests:
             r.seconds += share
 
-    def _extend(self, requests: list[_Request], logits: Tensor) -> None:
+    def _extend(self, requests: list[Request], logits: Tensor) -> None:
         """Gives each request its next token, from [A, V] logits."""
         if self.on_logits:
             for r, row in zip(requests, logits, strict=True):
@@ -248,10 +221,10 @@ class _Loop:
         for r, token in zip(requests, chosen, strict=True):
             r.tokens.append(token if r.forced is None else r.forced[len(r.tokens)])
 
-    def _finished(self, r: _Request) -> bool:
+    def _finished(self, r: Request) -> bool:
         return len(r.tokens) >= r.limit or (r.forced is None and r.tokens[-1] in self.stops)
 
-    def _generation(self, r: _Request) -> Generation:
+    def _generation(self, r: Request) -> Generation:
         stopped = r.forced is None and bool(r.tokens) and r.tokens[-1] in self.stops
         return Generation(
             request=r.index,
@@ -266,58 +239,12 @@ class _Loop:
             trace=self._trace(r) if self.cache.trace_length else None,
         )
 
-    def _trace(self, r: _Request) -> EvictionTrace:
+    def _trace(self, r: Request) -> EvictionTrace:
         # The last token was chosen but never processed: it has no keys, and no eviction time.
         fed = [*r.prompt, *r.tokens][: r.fed]
-        times = torch.stack([y.eviction_times[r.row, :, : r.fed] for y in self.cache.slot_layers])
+        all_times = [layer.eviction_times for layer in self.cache.slot_layers]
+        times = torch.stack([t[r.row, :, : r.fed] for t in all_times if t is not None])
         return EvictionTrace(times[None].clone(), torch.tensor([fed]))
-
-
-def _requests(
-    policy: Policy,
-    prompts: Sequence[Sequence[int]],
-    budget: Budget | str | int,
-    max_new_tokens: int | Sequence[int],
-    sampling: Sampling,
-    identities: Sequence[int],
-    forced: Sequence[Sequence[int]] | None,
-) -> list[_Request]:
-    """Checks all input before anything runs."""
-    limits = _limits(max_new_tokens, len(prompts), forced)
-    if len(identities) != len(prompts):
-        raise UserError(f"{len(identities)} request_ids given for {len(prompts)} prompts")
-    requests = []
-    for i, prompt in enumerate(prompts):
-        if len(prompt) == 0:
-            raise UserError(f"prompt {i} has no tokens; every prompt needs at least one")
-        length = len(prompt) + limits[i]
-        if policy.evicts:
-            own = Budget.parse(budget, length=length)
-        else:
-            own = Budget(length, sinks=0, window=0)
-        goal = None if forced is None else [int(t) for t in forced[i]]
-        random = sampling.generator(identities[i])
-        ids = [int(t) for t in prompt]
-        requests.append(_Request(i, identities[i], ids, limits[i], own, random, goal))
-    if policy.evicts and not prompts and not is_ratio(budget):
-        Budget.parse(budget)
-    return requests
-
-
-def _limits(
-    max_new_tokens: int | Sequence[int], n: int, forced: Sequence[Sequence[int]] | None
-) -> list[int]:
-    many = not isinstance(max_new_tokens, int)
-    limits = [int(m) for m in max_new_tokens] if many else [max_new_tokens] * n
-    if forced is not None:
-        if len(forced) != n:
-            raise UserError(f"{len(forced)} forced continuations given for {n} prompts")
-        limits = [min(m, len(f)) for m, f in zip(limits, forced, strict=True)]
-    if len(limits) != n:
-        raise UserError(f"{len(limits)} values of max_new_tokens given for {n} prompts")
-    if any(m < 1 for m in limits):
-        raise UserError(f"max_new_tokens must be at least 1, got {min(limits)}")
-    return limits
 
 
 def _stop_tokens(model: Any, given: int | Sequence[int] | None) -> frozenset[int]:

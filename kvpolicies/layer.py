@@ -91,7 +91,7 @@ class SlotLayer:
             return 0, min(remaining, free)
         if not self.policy.evicts:
             raise UserError(
-                f"policy {self.policy}: the sequence outgrew its budget of {budget.total} slots, and "
+                f"policy {self.policy}: the sequence outgrew its {budget.total} slots, and "
                 "nothing may be evicted; the budget must be prompt + max_new_tokens"
             )
         n_drop = max(self.policy.drop(budget), min(remaining, budget.chunk))
@@ -161,8 +161,8 @@ class SlotLayer:
         """Raises UserError if any score so far was NaN (waits for the device)."""
         if bool(self.bad_score):
             raise UserError(
-                f"policy {self.policy}: NaN in a score at layer {self.index}; the model's queries or "
-                "keys are not finite (try a wider dtype such as bfloat16 or float32)"
+                f"policy {self.policy}: NaN in a score at layer {self.index}; the model's queries "
+                "or keys are not finite (try a wider dtype such as bfloat16 or float32)"
             )
 
     def view(self, rows: slice, scale: float) -> View:

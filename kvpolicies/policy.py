@@ -12,6 +12,7 @@ row. So state is per sequence, and is gone when the row is.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -108,7 +109,7 @@ class Policy:
     """Uses `view.rope`: the adapter must know the model's rotation."""
     rerotates: ClassVar[bool] = False
     """Keys are stored before RoPE and rotated at each step to their rank in the cache."""
-    slot_tensors: ClassVar[Mapping[str, torch.dtype]] = {}
+    slot_tensors: ClassVar[Mapping[str, torch.dtype]] = MappingProxyType({})
     """Slot-aligned tensors [B, H, C] to keep; zero for a new token, moved with its slot."""
 
     def drop(self, budget: Budget) -> int:
@@ -139,7 +140,7 @@ class Policy:
         """Called after an eviction, with the view of what was kept."""
 
     def __str__(self) -> str:
-        """The spec that `resolve` reads back: the name, and the options that differ from default."""
+        """The spec that `resolve` reads back: the name, and options that are not the default."""
         options = [
             f"{f.name}={getattr(self, f.name)!r}"
             for f in fields(self)

@@ -1,6 +1,7 @@
 """From logits to tokens: transformers' own processors, and randomness that belongs to a request."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,8 +59,8 @@ def choose(
     """
     if greedy:
         return logits.argmax(dim=-1).tolist()
-    empty = torch.empty(logits.shape[0], 0, dtype=torch.long, device=logits.device)
-    mass = chain(empty, logits).double().softmax(dim=-1).cumsum(dim=-1)
+    history: Any = torch.empty(logits.shape[0], 0, dtype=torch.long)  # none of ours reads it
+    mass = chain(history, logits).double().softmax(dim=-1).cumsum(dim=-1)
     drawn = torch.cat([torch.rand(1, dtype=torch.float64, generator=r) for r in randoms])
     target = drawn.to(mass.device)[:, None] * mass[:, -1:]
     # right=True: a number equal to a cumulative mass belongs to the next token with any mass.

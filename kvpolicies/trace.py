@@ -78,7 +78,7 @@ class EvictionTrace:
 
     @classmethod
     def stack(cls, traces: "list[EvictionTrace]") -> "EvictionTrace":
-        """Joins traces of different lengths along B; what lies behind a sequence is never evicted."""
+        """Joins traces of different lengths along B; behind a sequence's end lies padding."""
         longest = max(t.times.shape[-1] for t in traces)
 
         def padded(x: Tensor, fill: int) -> Tensor:

@@ -79,12 +79,11 @@ def _generations(config: Deployment, texts: list[str], args: argparse.Namespace)
 
 def _prompts(args: argparse.Namespace) -> list[str]:
     texts = list(args.prompt)
-    if args.prompt_file:
+    if args.prompt_file == "-":
+        texts += sys.stdin.read().splitlines()
+    elif args.prompt_file:
         try:
-            file = (
-                sys.stdin if args.prompt_file == "-" else open(args.prompt_file, encoding="utf-8")
-            )
-            texts += [line.rstrip("\n") for line in file]
+            texts += Path(args.prompt_file).read_text(encoding="utf-8").splitlines()
         except OSError as error:
             raise UserError(f"--prompt-file {args.prompt_file}: {error.strerror}") from None
     if not texts:

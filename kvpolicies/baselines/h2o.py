@@ -1,6 +1,7 @@
 """h2o: accumulated attention (arXiv 2306.14048)."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -14,7 +15,7 @@ class H2O(Policy):
     name = "h2o"
     source = "H2O, arXiv 2306.14048"
     needs_attention = True
-    slot_tensors = {"mass": torch.float32}
+    slot_tensors = MappingProxyType({"mass": torch.float32})
 
     def observe(self, view: View, step: Step) -> None:
         """Adds every new query's weights to the slots it saw."""

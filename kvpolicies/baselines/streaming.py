@@ -11,8 +11,8 @@ class Streaming(Policy):
     """Sinks and the newest tokens. Score = position.
 
     `positions="original"` keeps each key's own rotation; `"cache"` is the paper's: keys are kept
-    before RoPE and rotated at each step to their rank in the cache, the query too. The latter has no
-    replay from eviction times.
+    before RoPE and rotated at each step to their rank in the cache, the query too. Eviction
+    times do not tell the latter's positions, so it has no replay.
     """
 
     name = "streaming"

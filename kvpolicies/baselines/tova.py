@@ -1,6 +1,7 @@
 """tova: attention of the newest query (arXiv 2401.06104)."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -18,7 +19,7 @@ class Tova(Policy):
     name = "tova"
     source = "TOVA, arXiv 2401.06104"
     needs_attention = True
-    slot_tensors = {"newest_weight": torch.float32}
+    slot_tensors = MappingProxyType({"newest_weight": torch.float32})
     faithful: bool = False
 
     def protection(self, budget: Budget, n_drop: int) -> tuple[int, int]:

@@ -1,0 +1,88 @@
+"""Prompts on their way through the decode loop: checked before anything runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from kvpolicies.budget import Budget
+from kvpolicies.errors import UserError
+from kvpolicies.policy import Policy
+from kvpolicies.sampling import Sampling
+
+
+@dataclass
+class Request:
+    """A prompt on its way: what it is, and how far it has come."""
+
+    index: int
+    identity: int
+    prompt: list[int]
+    limit: int
+    budget: Budget
+    random: torch.Generator
+    forced: list[int] | None
+    row: int = -1
+    fed: int = 0
+    tokens: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """Prompt tokens not yet processed."""
+        return max(0, len(self.prompt) - self.fed)
+
+    def next_tokens(self, n: int) -> list[int]:
+        """The next n tokens to feed: prompt first, then what was generated."""
+        end = self.fed + n - len(self.prompt)
+        return self.prompt[self.fed : self.fed + n] if self.waiting else self.tokens[end - n : end]
+
+
+def admit(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    budget: Budget | str | int,
+    max_new_tokens: int | Sequence[int],
+    sampling: Sampling,
+    identities: Sequence[int],
+    forced: Sequence[Sequence[int]] | None,
+) -> list[Request]:
+    """One request a prompt.
+
+    Raises:
+        UserError: for an empty prompt, a limit below one, lists of unequal length, or a budget
+            that is impossible for any of the prompts.
+    """
+    limits = _limits(max_new_tokens, len(prompts), forced)
+    if len(identities) != len(prompts):
+        raise UserError(f"{len(identities)} request_ids given for {len(prompts)} prompts")
+    requests = []
+    for i, prompt in enumerate(prompts):
+        if len(prompt) == 0:
+            raise UserError(f"prompt {i} has no tokens; every prompt needs at least one")
+        length = len(prompt) + limits[i]
+        if policy.evicts:
+            own = Budget.parse(budget, length=length)
+        else:
+            own = Budget(length, sinks=0, window=0)
+        goal = None if forced is None else [int(t) for t in forced[i]]
+        random = sampling.generator(identities[i])
+        ids = [int(t) for t in prompt]
+        requests.append(Request(i, identities[i], ids, limits[i], own, random, goal))
+    return requests
+
+
+def _limits(
+    max_new_tokens: int | Sequence[int], n: int, forced: Sequence[Sequence[int]] | None
+) -> list[int]:
+    many = not isinstance(max_new_tokens, int)
+    limits = [int(m) for m in max_new_tokens] if many else [max_new_tokens] * n
+    if forced is not None:
+        if len(forced) != n:
+            raise UserError(f"{len(forced)} forced continuations given for {n} prompts")
+        limits = [min(m, len(f)) for m, f in zip(limits, forced, strict=True)]
+    if len(limits) != n:
+        raise UserError(f"{len(limits)} values of max_new_tokens given for {n} prompts")
+    if any(m < 1 for m in limits):
+        raise UserError(f"max_new_tokens must be at least 1, got {min(limits)}")
+    return limits
