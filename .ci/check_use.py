@@ -15,8 +15,8 @@ from transformers import LlamaForCausalLM
 def main(folder: Path, *others: str) -> None:
     assert LlamaForCausalLM
     for name in others:
-        # A folder of ours with that name would be a namespace: it has no file.
-        assert importlib.import_module(name).__file__, f"{name} is not the real package"
+        file = str(importlib.import_module(name).__file__)
+        assert "site-packages" in file, f"{name} is not the installed package but {file}"
 
     from kvpolicies import generate
     from kvpolicies.eval.models import load
