@@ -1,14 +1,15 @@
 """Ledger traces: a synthetic reasoning task whose every token after the prompt is determined.
 
-A prompt binds names to digits in random order and numbers a plan of names:
+A prompt binds names to digits in random order and numbers a plan of names, the answer last:
 
-    ledger bob 7 ann 3 plan #1 ann #2 bob #3 ann go
+    ledger bob 7 ann 3 plan #1 ann #2 bob #3 answer go
 
-The trace goes through the plan. A step names its number, the planned name, the bound value and the
+The trace goes through the plan. A step gives its number, the planned name, the bound value and the
 running total modulo 10; then come *ticks*, counting up (modulo 10) from the new total until the
 digit equals the value and at least ``FILL`` ticks were made (so 8 to 17 of them):
 
-    step #1 ann 3 + 0 -> 3 .4 .5 .6 .7 .8 .9 .0 .1 .2 .3 step #2 bob 7 + 3 -> 0 ... answer 3 <eos>
+    step #1 ann 3 + 0 -> 3 .4 .5 .6 .7 .8 .9 .0 .1 .2 .3 step #2 bob 7 + 3 -> 0 .1 ...
+    ... .6 .7 step #3 answer 0 <eos>
 
 Each step looks far back twice (plan item, binding) and otherwise only near, so an eviction policy
 fails exactly where it dropped a token that is still needed. Greedy decoding has one right trace.
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 FILL = 8  # the least number of ticks after each step
-MAX_STEPS = 48  # step numbers the vocabulary knows: #1 .. #48
+MAX_STEPS = 48  # step numbers the vocabulary may have; numbers go to #49
 MIN_NAMES, MAX_NAMES = 4, 12
 MIN_LENGTH, MAX_LENGTH = 150, 800  # tokens of prompt + trace by default
 PAD, EOS = "<pad>", "<eos>"
@@ -136,7 +137,7 @@ def vocabulary() -> list[str]:
     """Every word of the task, in token-id order."""
     words = [PAD, EOS, "ledger", "plan", "go", "step", "+", "->", "answer"]
     words += [str(digit) for digit in range(10)] + [f".{digit}" for digit in range(10)]
-    return words + list(NAMES) + [f"#{number}" for number in range(1, MAX_STEPS + 1)]
+    return words + list(NAMES) + [f"#{number}" for number in range(1, MAX_STEPS + 2)]
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -182,7 +183,8 @@ def _steps_for(
     values: dict[str, int], plan: Sequence[str], target: float, low: int, high: int
 ) -> int:
     """The number of steps whose total length is nearest to ``target`` within [low, high]."""
-    size, total = 3 + 2 * len(values) + 3, 0  # ledger, bindings, plan, go; answer, digit, eos
+    # Besides the steps: ledger, bindings, plan, #i, answer, go; step, #i, answer, digit, <eos>.
+    size, total = 2 * len(values) + 10, 0
     best, best_gap = 1, float("inf")
     for count, name in enumerate(plan, 1):
         total = (total + values[name]) % 10
@@ -205,6 +207,7 @@ def _write(
         total = (old + value) % 10
         trace += ["step", f"#{number}", name, str(value), "+", str(old), "->", str(total)]
         trace += [f".{(total + k) % 10}" for k in range(1, tick_count(total, value) + 1)]
-    prompt.append("go")
-    trace += ["answer", str(total), EOS]
+    last = f"#{first + len(plan)}"
+    prompt += [last, "answer", "go"]
+    trace += ["step", last, "answer", str(total), EOS]
     return LedgerProblem(" ".join(prompt), " ".join(trace), str(total), bindings, plan, first)

@@ -1,6 +1,7 @@
 """The ledger task: one right trace, lengths in range, grades that survive any output."""
 
 import pytest
+
 from kvpolicies.errors import UserError
 from kvpolicies.eval import ledger
 
@@ -10,7 +11,8 @@ def simulate(prompt: str) -> list[str]:
     words = prompt.split()
     cut = words.index("plan")
     table = dict(zip(words[1:cut:2], words[2:cut:2], strict=True))
-    plan = words[cut + 1 : -1]
+    *plan, last, answer, go = words[cut + 1 :]
+    assert (answer, go) == ("answer", "go")
     out: list[str] = []
     total = 0
     for number, name in zip(plan[::2], plan[1::2], strict=True):
@@ -23,7 +25,7 @@ def simulate(prompt: str) -> list[str]:
             digit, ticks = (digit + 1) % 10, ticks + 1
             out.append(f".{digit}")
         assert 8 <= ticks <= 17
-    return [*out, "answer", str(total), "<eos>"]
+    return [*out, "step", last, "answer", str(total), "<eos>"]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 7, 12345, -1, -99])
@@ -41,7 +43,7 @@ def test_a_seed_gives_one_problem_and_another_seed_another() -> None:
 
 def test_a_seed_never_changes_its_problem() -> None:
     problem = ledger.make_problem(0, steps=2, names=4)
-    assert problem.prompt == "ledger sue 3 eli 2 pam 8 una 0 plan #1 sue #2 pam go"
+    assert problem.prompt == "ledger sue 3 eli 2 pam 8 una 0 plan #1 sue #2 pam #3 answer go"
 
 
 def test_default_lengths_spread_over_150_to_800_tokens() -> None:
@@ -64,8 +66,17 @@ def test_steps_names_and_first_number_are_obeyed() -> None:
 
 @pytest.mark.parametrize(
     "wish",
-    [{"steps": 0}, {"steps": 49}, {"names": 3}, {"names": 13}, {"length": 5}, {"length": 9000}]
-    + [{"steps": 4, "length": 200}, {"first": 0}, {"first": 48, "steps": 2}],
+    [
+        {"steps": 0},
+        {"steps": 49},
+        {"names": 3},
+        {"names": 13},
+        {"length": 5},
+        {"length": 9000},
+        {"steps": 4, "length": 200},
+        {"first": 0},
+        {"first": 48, "steps": 2},
+    ],
 )
 def test_impossible_wishes_are_refused_in_one_line(wish: dict[str, int]) -> None:
     with pytest.raises(UserError) as caught:
@@ -111,8 +122,18 @@ def test_truncated_traces_lose_the_missing_steps_and_the_answer() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "step", "step #1", "answer", "step step step step", "#1 #2 -> <pad>", "nonsense " * 50]
-    + ["step #1 nobody 3", "step #99 ann 3", "answer answer answer"],
+    [
+        "",
+        "step",
+        "step #1",
+        "answer",
+        "step step step step",
+        "#1 #2 -> <pad>",
+        "nonsense " * 50,
+        "step #1 nobody 3",
+        "step #99 ann 3",
+        "answer answer answer",
+    ],
 )
 def test_malformed_output_gets_no_points_and_no_exception(text: str) -> None:
     problem = ledger.make_problem(2, steps=5)
