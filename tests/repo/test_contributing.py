@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvpolicies import Budget, generate, registry
+from tests.support.models import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,13 +40,6 @@ def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def tiny_llama() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2)
-    heads = dict(num_attention_heads=4, num_key_value_heads=2)
-    return LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes, **heads)).eval()
-
-
 def test_it_takes_fewer_than_forty_lines() -> None:
     source, *_ = example()
     assert len(source.splitlines()) + 1 < 40
@@ -64,7 +56,7 @@ def test_it_is_listed_and_prints_as_its_own_name(registered: str) -> None:
 def test_it_generates_within_the_budget(registered: str) -> None:
     budget = Budget(16, sinks=2, window=4)
     prompts = [list(range(1, 25)), list(range(30, 40))]
-    done = generate(tiny_llama(), prompts, registered, budget, max_new_tokens=20, eos_token_id=[])
+    done = generate(tiny("llama"), prompts, registered, budget, max_new_tokens=20, eos_token_id=[])
     assert [len(g.tokens) for g in done] == [20, 20]
     assert [g.max_slots for g in done] == [16, 16]
 

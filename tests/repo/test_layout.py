@@ -133,7 +133,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 
 
 def test_shapes_in_signatures_are_checked_in_tests(pytestconfig: pytest.Config) -> None:
-    hooked = pytestconfig.getoption("jaxtyping_packages")
+    hooked = str(pytestconfig.getoption("jaxtyping_packages"))
     for path in (ROOT / "kvpolicies").glob("*.py"):
         if "from jaxtyping import" in path.read_text(encoding="utf-8"):
             assert f"kvpolicies.{path.stem}," in hooked, f"pyproject.toml does not name {path.name}"
