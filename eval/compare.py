@@ -1,0 +1,61 @@
+"""`kvpolicies compare`: the main job. Policies head to head, under one exact budget.
+
+    kvpolicies compare                                   the embedded model, all policies
+    kvpolicies compare gsm8k --model smollm2 --data gsm8k.jsonl --problems 8
+    kvpolicies compare my_study.yaml --policies "beacon(n_beacon=8),random" --out results/mine
+
+A study is a YAML file (its keys are the options below) or one of the package's; options given on
+the command line win. The same command again continues a run that was stopped.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+from kvpolicies import config
+from kvpolicies.eval import report
+from kvpolicies.eval.run import run_study
+from kvpolicies.eval.study import Study, load_study
+from kvpolicies.eval.summary import Summary
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options: one a field of Study."""
+    parser.description = __doc__
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "study", nargs="?", help="YAML file, or a study of the package: default, gsm8k, fidelity"
+    )
+    config.add_arguments(parser, Study)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the study, writes the report, prints the table. Returns the exit status."""
+    base = load_study(args.study) if args.study else None
+    study = config.from_args(Study, args, base=base)
+    folder = run_study(study)
+    study = study.resolved()
+    summaries = report.write_report(folder, study)
+    print_table(study, summaries)
+    print(f"\n{len(summaries)} cells. Report: {folder / report.NAME}")
+    return 0
+
+
+def print_table(study: Study, summaries: Sequence[Summary]) -> None:
+    """The study's table on the terminal, full width when it is no terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    headings, lines = report.table(study, summaries)
+    shown = Table(title=f"{study.task} on {study.model} (95 % intervals)", box=None)
+    for index, heading in enumerate(headings):
+        shown.add_column(heading, justify="left" if index == 0 else "right", no_wrap=index != 0)
+    before = ""
+    for line in lines:
+        if before and line[0] != before:
+            shown.add_section()
+        shown.add_row(*line)
+        before = line[0]
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    console.print(shown)

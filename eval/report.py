@@ -1,0 +1,115 @@
+"""report.html: one self-contained page made from results.jsonl and run.json alone.
+
+Nothing is loaded from anywhere: style and plots are inside the file. The same numbers feed
+summary.csv, the page, and the table on the terminal (`table`).
+"""
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvpolicies.eval import plots, provenance, summary, words
+from kvpolicies.eval.results import NAME as RESULTS
+from kvpolicies.eval.results import read_rows
+from kvpolicies.eval.study import Study
+from kvpolicies.eval.summary import Summary
+
+NAME = "report.html"
+_TEMPLATE = Path(__file__).parent / "report.html.j2"
+
+
+def write_report(folder: Path, study: Study) -> list[Summary]:
+    """Writes summary.csv, the plots and report.html from the folder's rows; returns the cells."""
+    rows = read_rows(folder / RESULTS)
+    summaries = summary.summarise(study, rows)
+    summary.write_csv(folder / summary.NAME, study, summaries)
+    pictures = plots.write_plots(folder, study, summaries)
+    headings, lines = table(study, summaries)
+    page = _render(
+        title=f"{study.task}: {study.model}",
+        task=study.entry.summary,
+        sentences=words.sentences(study, summaries, rows),
+        headings=headings,
+        lines=lines,
+        plots=[
+            {
+                "heading": measure.heading,
+                "light": _data_uri(pictures[f"{measure.key}-light"]),
+                "dark": _data_uri(pictures[f"{measure.key}-dark"]),
+            }
+            for measure in study.entry.measures
+        ],
+        notes=_notes(study),
+        run=json.loads((folder / provenance.NAME).read_text()),
+    )
+    (folder / NAME).write_text(page, encoding="utf-8")
+    return summaries
+
+
+def table(study: Study, summaries: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:
+    """(headings, lines) of the table that the page and the terminal show."""
+    measures = study.entry.measures
+    headings = ["policy", "budget"]
+    for item in measures:
+        headings.append(item.heading + (" %" if item.percent else ""))
+        if item.against_full:
+            headings.append("− full")
+    headings += ["most slots", "cache", "policy state", "tokens/s"]
+    lines = []
+    for cell in summaries:
+        line = [cell.policy, "–" if cell.is_full else cell.budget]
+        for item in measures:
+            line.append(item.show(cell.values[item.key]))
+            if item.against_full:
+                gap = item.show(cell.differences[item.key], signed=True)
+                line.append("" if cell.is_full else gap)
+        line += [_slots(cell), _bytes(cell.cache_bytes), _bytes(cell.state_bytes)]
+        lines.append([*line, f"{cell.tokens_per_second:.0f}"])
+    return headings, lines
+
+
+def _slots(cell: Summary) -> str:
+    if cell.over_budget:
+        return f"{cell.max_slots} (over budget)"
+    return str(cell.max_slots)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def _notes(study: Study) -> list[str]:
+    notes = [
+        "− full: this cell minus full on the same problems, in "
+        + ("nats" if study.entry.forced else "percentage points")
+        + ". An interval without width means that no problem differed.",
+        "most slots: the largest number that any head of any layer held in any sample. "
+        "cache: keys, values and positions of one sequence, all layers, as allocated. "
+        "policy state: what the policy keeps besides, of one sequence, all layers.",
+        "tokens/s: new tokens over the wall-clock time of their forwards, "
+        f"{study.batch_size} sequences at once, on the machine below; it includes prefill and "
+        "scoring, and it varies with what else the machine does.",
+    ]
+    if study.entry.forced:
+        notes.insert(0, "Budgets are shares of each problem's prompt and solution together.")
+    return notes
+
+
+def _data_uri(path: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+
+
+def _render(**context: Any) -> str:
+    from jinja2 import Environment, StrictUndefined
+
+    text = _TEMPLATE.read_text(encoding="utf-8")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(text).render(**context)

@@ -1,0 +1,226 @@
+"""Runs a study: every policy at every budget on the same problems, resumable at any moment.
+
+Problems are cut into fixed units; within a unit `full` goes first and then every cell (policy at
+budget), so that a run that stops early has compared all of them on the same problems. A unit whose
+rows are not all there is computed again as it was the first time, and only missing rows are
+appended: results are a function of the study, timings apart.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from kvpolicies.adapter import inspect_model
+from kvpolicies.budget import Budget
+from kvpolicies.decoding import Generation, generate
+from kvpolicies.errors import UserError
+from kvpolicies.eval import models, prompts, provenance
+from kvpolicies.eval.fidelity import Scorer, split_units
+from kvpolicies.eval.prompts import Request
+from kvpolicies.eval.results import Key, Results
+from kvpolicies.eval.study import Study
+from kvpolicies.eval.summary import FULL
+from kvpolicies.eval.tasks import Grades
+from kvpolicies.registry import resolve
+
+UNIT_BATCHES = 2
+"""Batches in a unit of generation: more loses more to a kill, less wastes finished rows."""
+
+
+class Cell(NamedTuple):
+    """One policy at one budget; full's budget is called full too."""
+
+    policy: str
+    budget: str
+
+
+@dataclass(frozen=True)
+class Session:
+    """What the units of a run share."""
+
+    study: Study
+    model: Any
+    tokenizer: Any
+    stops: list[int]
+    results: Results
+    on_row: Callable[[int], None]
+
+
+def run_study(study: Study) -> Path:
+    """Runs what is missing of `study` and returns its folder, which then holds every row.
+
+    Raises:
+        UserError: anything wrong with the input, before a model is loaded or a file written where
+            it can be known by then; a folder that holds another study.
+    """
+    study = study.resolved()
+    problems = study.entry.load(study)
+    models.check_name(study.model)
+    provenance.check_folder(study, problems)
+    model, tokenizer = models.load(study.model, study.dtype, study.device)
+    for name in study.policies:
+        inspect_model(model, resolve(name))
+    requests = prompts.encode(study, problems, tokenizer)
+    check_budgets(study, requests)
+    folder = provenance.open_folder(study, problems, provenance.describe_model(model))
+    units = _units(study, requests, model)
+    grid = cells(study)
+    with Results(folder) as results, _Bars(grid, units, len(results.rows)) as bars:
+        stops = models.stop_tokens(model, tokenizer)
+        session = Session(study, model, tokenizer, stops, results, bars.rows)
+        for unit in units:
+            _run_unit(session, grid, unit, bars)
+    return folder
+
+
+def cells(study: Study) -> list[Cell]:
+    """Full, once, then every policy at every budget."""
+    return [Cell(FULL, FULL)] + [Cell(p, b) for p in study.policies for b in study.budgets]
+
+
+def check_budgets(study: Study, requests: Sequence[Request]) -> None:
+    """Raises UserError if a budget is impossible for a request, which ratios of short ones are."""
+    for budget in study.budgets:
+        for request in requests:
+            try:
+                Budget.parse(budget, length=request.length)
+            except UserError as error:
+                where = f"problem {request.problem.id!r} ({request.length} tokens)"
+                raise UserError(f"budget {budget} of {where}: {error}") from None
+
+
+def _units(study: Study, requests: Sequence[Request], model: Any) -> list[list[Request]]:
+    assert study.batch_size is not None, "a resolved study"
+    if study.entry.forced:
+        vocabulary = model.get_output_embeddings().weight.shape[0]
+        lengths = [len(request.forced or ()) for request in requests]
+        blocks = split_units(lengths, study.batch_size, vocabulary)
+    else:
+        blocks = split_units([0] * len(requests), UNIT_BATCHES * study.batch_size, None)
+    return [[requests[index] for index in block] for block in blocks]
+
+
+def _run_unit(session: Session, grid: list[Cell], unit: list[Request], bars: "_Bars") -> None:
+    wanted = [cell for cell in grid if _missing(session, cell, unit)]
+    full_scorer: Scorer | None = None
+    for cell in grid:
+        bars.cell(cell)
+        if not session.study.entry.forced:
+            if cell in wanted:
+                _generate_cell(session, cell, unit)
+        elif wanted and cell.policy == FULL:  # the reference is needed, its rows there or not
+            full_scorer = _score_cell(session, cell, unit, None)
+        elif cell in wanted:
+            _score_cell(session, cell, unit, full_scorer)
+        bars.done()
+
+
+def _missing(session: Session, cell: Cell, unit: list[Request]) -> bool:
+    return any(Key(*cell, r.problem.id, r.sample) not in session.results for r in unit)
+
+
+def _generate_cell(session: Session, cell: Cell, unit: list[Request]) -> None:
+    def finished(index: int, generation: Generation) -> None:
+        text = prompts.decode(generation.tokens, session.tokenizer)
+        grades = session.study.entry.grade(unit[index].problem, text)
+        _add(session, cell, unit[index], generation, grades, generation.tokens, text)
+
+    study = session.study
+    _decode(
+        session,
+        cell,
+        unit,
+        temperature=study.temperature,
+        top_p=study.top_p,
+        eos_token_id=session.stops,
+        on_finish=finished,
+    )
+
+
+def _score_cell(
+    session: Session, cell: Cell, unit: list[Request], reference: Scorer | None
+) -> Scorer:
+    forced = [request.forced or [] for request in unit]
+    scorer = Scorer(forced, reference)
+
+    def finished(index: int, generation: Generation) -> None:
+        _add(session, cell, unit[index], generation, scorer.grades(index), [], "")
+
+    _decode(session, cell, unit, forced=forced, on_logits=scorer.on_logits, on_finish=finished)
+    return scorer
+
+
+def _decode(session: Session, cell: Cell, unit: list[Request], **options: Any) -> None:
+    generate(
+        session.model,
+        [request.prompt for request in unit],
+        cell.policy,
+        "100%" if cell.policy == FULL else cell.budget,
+        max_new_tokens=[request.max_new_tokens for request in unit],
+        batch_size=session.study.batch_size,
+        seed=session.study.seed,
+        request_ids=[request.identity for request in unit],
+        **options,
+    )
+
+
+def _add(
+    session: Session,
+    cell: Cell,
+    request: Request,
+    made: Generation,
+    grades: Grades,
+    tokens: list[int],
+    text: str,
+) -> None:
+    row = {
+        "policy": cell.policy,
+        "budget": cell.budget,
+        "problem": request.problem.id,
+        "sample": request.sample,
+        **grades,
+        "finish": made.finish,
+        "prompt_tokens": made.prompt_tokens,
+        "length": len(made.tokens),
+        "slots": made.budget_total,
+        "max_slots": made.max_slots,
+        "cache_bytes": made.cache_bytes,
+        "state_bytes": made.state_bytes,
+        "seconds": round(made.seconds, 6),
+        "tokens": tokens,
+        "text": text,
+    }
+    if session.results.add(row):
+        session.on_row(1)
+
+
+class _Bars:
+    """Two progress bars on stderr: cells, and samples within all of them."""
+
+    def __init__(self, grid: list[Cell], units: list[list[Request]], there: int) -> None:
+        often = 0.2 if sys.stderr.isatty() else 20.0  # a log file gets a line now and then
+        rows = len(grid) * sum(len(unit) for unit in units)
+        self._cells = tqdm(total=len(grid) * len(units), desc="cells", mininterval=often)
+        self._samples = tqdm(
+            total=rows, initial=there, desc="samples", mininterval=often, position=1, leave=False
+        )
+
+    def __enter__(self) -> "_Bars":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._samples.close()
+        self._cells.close()
+
+    def rows(self, count: int) -> None:
+        self._samples.update(count)
+
+    def cell(self, cell: Cell) -> None:
+        self._cells.set_postfix_str(f"{cell.policy} @ {cell.budget}", refresh=False)
+
+    def done(self) -> None:
+        self._cells.update()

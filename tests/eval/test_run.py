@@ -1,0 +1,164 @@
+"""Runs: deterministic, resumable after a real SIGKILL, never mixed with another study."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvpolicies.errors import UserError
+from kvpolicies.eval import provenance, report, run
+from kvpolicies.eval.results import NAME, read_rows
+from kvpolicies.eval.study import Study
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def untimed(folder: Path) -> list[dict]:
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(folder / NAME)]
+
+
+def table(study: Study, folder: Path) -> list[list[str]]:
+    """The summary's lines without the last column, tokens/s."""
+    report.write_report(folder, study.resolved())
+    lines = (folder / "summary.csv").read_text().splitlines()
+    return [line.split(",")[:-1] for line in lines]
+
+
+def test_every_cell_has_every_problem(small_study):
+    study, folder = small_study
+    rows = read_rows(folder / NAME)
+    assert len(rows) == 3 * 4
+    for cell in run.cells(study):
+        mine = [row for row in rows if (row["policy"], row["budget"]) == cell]
+        assert len({row["problem"] for row in mine}) == 4
+        assert all(row["max_slots"] <= row["slots"] for row in mine)
+        if cell.policy != "full":
+            assert {row["slots"] for row in mine} == {int(cell.budget)}
+
+
+def test_the_same_study_gives_the_same_rows(small_study, tmp_path):
+    study, folder = small_study
+    again = run.run_study(replace(study, out=str(tmp_path)))
+    assert untimed(again) == untimed(folder)
+
+
+def test_a_finished_study_runs_nothing(small_study, monkeypatch):
+    study, folder = small_study
+    monkeypatch.setattr(run, "generate", None)
+    before = (folder / NAME).read_bytes()
+    run.run_study(study)
+    assert (folder / NAME).read_bytes() == before
+
+
+def test_only_missing_rows_are_appended(small_study, tmp_path):
+    study, folder = small_study
+    lines = (folder / NAME).read_bytes().splitlines(keepends=True)
+    (tmp_path / "run.json").write_bytes((folder / "run.json").read_bytes())
+    (tmp_path / NAME).write_bytes(b"".join(lines[1:5] + lines[8:]) + lines[0][:25])
+    kept = (tmp_path / NAME).read_bytes()[:-25]
+    run.run_study(replace(study, out=str(tmp_path)))
+    assert (tmp_path / NAME).read_bytes().startswith(kept)
+    by_key = {json.dumps(row, sort_keys=True) for row in untimed(tmp_path)}
+    assert by_key == {json.dumps(row, sort_keys=True) for row in untimed(folder)}
+    assert len(untimed(tmp_path)) == len(lines)
+    assert table(study, tmp_path) == table(study, folder)
+
+
+def test_a_killed_run_continues_and_ends_with_the_same_table(small_study, tmp_path):
+    study, folder = small_study
+    command = [
+        sys.executable, "-m", "kvpolicies", "compare", "--policies", "streaming,random",
+        "--budgets", "40", "--problems", "4", "--length", "80", "--batch-size", "2",
+        "--out", str(tmp_path),
+    ]  # fmt: skip
+    threads = str(torch.get_num_threads())
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 240
+    results = tmp_path / NAME
+    while not (results.exists() and results.read_bytes().count(b"\n") >= 3):
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline, "no rows within four minutes"
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    there = len(read_rows(results))
+    assert 3 <= there < len(untimed(folder))
+    assert not (tmp_path / "report.html").exists()
+    run.run_study(replace(study, out=str(tmp_path)))
+    assert untimed(tmp_path) == untimed(folder)
+    assert table(study, tmp_path) == table(study, folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"seed": 1}, r"seed \(0 -> 1\)"),
+        ({"budgets": ("41",)}, "budgets"),
+        ({"problems": 3}, "problems"),
+    ],
+)
+def test_another_study_in_the_folder_is_refused_and_nothing_touched(small_study, changes, says):
+    study, folder = small_study
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(UserError, match=says):
+        run.run_study(replace(study, **changes))
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_results_without_their_run_json_are_refused(tmp_path):
+    (tmp_path / NAME).write_text("{}\n")
+    with pytest.raises(UserError, match=r"without run\.json"):
+        run.run_study(Study(out=str(tmp_path)))
+
+
+def test_a_ratio_too_small_for_a_problem_is_refused_before_anything_is_written(tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match="ledger-0"):
+        run.run_study(Study(budgets=("1%",), policies=("random",), length=80, out=str(out)))
+    assert not out.exists()
+
+
+def test_nan_in_a_score_stops_the_run_in_one_line(small_study, tmp_path, monkeypatch):
+    from kvpolicies.baselines.random import Random
+
+    study, _ = small_study
+    monkeypatch.setattr(
+        Random, "scores", lambda self, view: torch.full(view.positions.shape, float("nan"))
+    )
+    with pytest.raises(UserError, match="NaN"):
+        run.run_study(replace(study, policies=("random",), problems=1, out=str(tmp_path)))
+
+
+def test_samples_differ_and_do_not_depend_on_the_batch(tmp_path):
+    study = Study(
+        policies=("random",), budgets=("30",), problems=1, samples=3, length=60,
+        temperature=2.0, out=str(tmp_path / "a"),
+    )  # fmt: skip
+    together = untimed(run.run_study(study))
+    alone = untimed(run.run_study(replace(study, batch_size=1, out=str(tmp_path / "b"))))
+
+    def texts(rows):
+        return {(row["policy"], row["sample"]): row["text"] for row in rows}
+
+    assert texts(together) == texts(alone)
+    assert len(set(texts(together).values())) > 1
+
+
+def test_run_json_says_what_ran(small_study):
+    study, folder = small_study
+    record = json.loads((folder / "run.json").read_text())
+    assert record["study"] == study.identity()
+    assert record["model"]["num_key_value_heads"] == 2
+    [here] = record["environments"]
+    assert here == provenance.environment()
+    assert here["threads"] == torch.get_num_threads() and here["packages"]["torch"]

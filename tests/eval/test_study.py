@@ -1,0 +1,92 @@
+"""Studies: defaults, YAML, what is refused before anything is loaded."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvpolicies.config import dump_yaml
+from kvpolicies.errors import UserError
+from kvpolicies.eval.study import STUDIES, Study, load_study
+from kvpolicies.registry import policy_names
+
+
+def test_defaults_are_filled_in():
+    study = Study().resolved()
+    assert study.budgets == ("133", "181", "245")
+    assert study.problems == 48
+    assert len(study.policies) == len(policy_names()) - 1
+    assert not any(policy.startswith("full") for policy in study.policies)
+    assert study.resolved() == study
+
+
+def test_the_default_file_is_the_default_study():
+    assert load_study("default").resolved() == Study().resolved()
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_studies_resolve(path):
+    study = load_study(path.stem)
+    data = "problems.jsonl" if study.entry.needs_data else ""
+    assert replace(study, data=data).resolved().policies
+
+
+def test_yaml_round_trip(tmp_path):
+    study = Study(policies=("beacon(n_beacon=8, n_recent=8)", "random"), budgets=("25%",))
+    (tmp_path / "study.yaml").write_text(dump_yaml(study))
+    assert load_study(str(tmp_path / "study.yaml")) == study
+
+
+def test_a_deployment_file_is_a_study_of_one_policy(tmp_path):
+    path = tmp_path / "deployment.yaml"
+    path.write_text("model: embedded\npolicy: beacon\nbudget: 181\nbatch_size: 4\n")
+    study = load_study(str(path))
+    assert (study.policies, study.budgets, study.batch_size) == (("beacon",), ("181",), 4)
+    path.write_text("policy: beacon\nwindow: 8\n")
+    with pytest.raises(UserError, match="takes no 'window'"):
+        load_study(str(path))
+
+
+def test_policies_get_their_canonical_spelling():
+    study = Study(policies=("beacon( n_recent=8,n_beacon=8 )", "full", "random", "random"))
+    assert study.resolved().policies == ("beacon(n_beacon=8, n_recent=8)", "random")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("modle: embedded", "unknown key 'modle': did you mean 'model'"),
+        ("problems: many", "problems: expected a whole number"),
+        ("problems: 0", "problems must be at least 1"),
+        ("task: legder", "did you mean 'ledger'"),
+        ("samples: 4", "set a temperature"),
+        ("top_p: 2", "top_p"),
+        ("dtype: float8", "dtype"),
+        ("[1, 2", "no valid YAML"),
+    ],
+)
+def test_bad_yaml_is_one_line(tmp_path, text, says):
+    path = tmp_path / "study.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=says) as caught:
+        load_study(str(path))
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"policies": ("beacn",)}, "did you mean 'beacon'"),
+        ({"budgets": ("3",)}, "leaves no slot"),
+        ({"budgets": ("many",)}, "expected a number of slots"),
+        ({"task": "gsm8k"}, "needs --data FILE"),
+        ({"data": "file.jsonl"}, "makes its own problems"),
+    ],
+)
+def test_resolving_refuses(changes, says):
+    with pytest.raises(UserError, match=says):
+        replace(Study(), **changes).resolved()
+
+
+def test_unknown_study_names_the_known():
+    with pytest.raises(UserError, match="did you mean 'fidelity'"):
+        load_study("fidelty")
