@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 FILL = 8  # the least number of ticks after each step
-MAX_STEPS = 48  # step numbers the vocabulary may have; numbers go to #49
+MAX_STEPS = 48  # steps a plan may have; the answer's number may be #49
 MIN_NAMES, MAX_NAMES = 4, 12
 MIN_LENGTH, MAX_LENGTH = 150, 800  # tokens of prompt + trace by default
 PAD, EOS = "<pad>", "<eos>"
