@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
+import numpy as np
 
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
@@ -20,7 +20,7 @@ class Request:
     prompt: list[int]
     limit: int
     budget: Budget
-    random: torch.Generator
+    random: np.random.Generator
     forced: list[int] | None
     row: int = -1
     fed: int = 0

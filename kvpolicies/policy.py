@@ -13,7 +13,7 @@ row. So state is per sequence, and is gone when the row is.
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -157,7 +157,7 @@ def batched_drop(every: int, budget: Budget) -> int:
     return max(1, min(every, budget.total // 8, budget.topk))
 
 
-def whole(value: int, least: int, what: str) -> None:
+def whole(value: Any, least: int, what: str) -> None:
     """Raises UserError unless an option is a whole number >= `least`."""
     from kvpolicies.errors import UserError
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
@@ -29,8 +30,9 @@ class Sampling:
             raise UserError(f"sampling: temperature must be >= 0, got {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise UserError(f"sampling: top_p must lie in (0, 1], got {self.top_p}")
-        if self.top_k < 0:
-            raise UserError(f"sampling: top_k must be >= 0 (0 = off), got {self.top_k}")
+        for name in ("top_k", "seed"):
+            if getattr(self, name) < 0:
+                raise UserError(f"sampling: {name} must be >= 0, got {getattr(self, name)}")
 
     def processors(self) -> LogitsProcessorList:
         """The logits processors, in transformers' own order; empty when greedy."""
@@ -43,13 +45,14 @@ class Sampling:
             chain.append(TopPLogitsWarper(self.top_p))
         return chain
 
-    def generator(self, request: int) -> torch.Generator:
+    def generator(self, request: int) -> np.random.Generator:
         """A request's own random numbers: the same in any batch, at any time."""
-        return torch.Generator().manual_seed((self.seed << 32) + request)
+        # numpy mixes both numbers in; torch's CPU generator would drop the seed's upper half.
+        return np.random.default_rng([self.seed, request])
 
 
 def choose(
-    logits: Tensor, chain: LogitsProcessorList, greedy: bool, randoms: list[torch.Generator]
+    logits: Tensor, chain: LogitsProcessorList, greedy: bool, randoms: list[np.random.Generator]
 ) -> list[int]:
     """One token a row.
 
@@ -61,7 +64,7 @@ def choose(
         return logits.argmax(dim=-1).tolist()
     history: Any = torch.empty(logits.shape[0], 0, dtype=torch.long)  # none of ours reads it
     mass = chain(history, logits).double().softmax(dim=-1).cumsum(dim=-1)
-    drawn = torch.cat([torch.rand(1, dtype=torch.float64, generator=r) for r in randoms])
+    drawn = torch.tensor([r.random() for r in randoms], dtype=torch.float64)
     target = drawn.to(mass.device)[:, None] * mass[:, -1:]
     # right=True: a number equal to a cumulative mass belongs to the next token with any mass.
     return torch.searchsorted(mass, target, right=True)[:, 0].tolist()

@@ -1,6 +1,7 @@
 """snapkv: attention of an observation window, pooled (arXiv 2404.14469), in its decode form."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -51,7 +52,7 @@ class SnapKV(Policy):
         return average_pool(weights.sum(dim=3), view.positions, self.kernel).amax(dim=2)
 
 
-def odd_kernel(kernel: int, what: str) -> None:
+def odd_kernel(kernel: Any, what: str) -> None:
     """Raises UserError unless the pooling kernel is a positive odd number."""
     whole(kernel, 1, what)
     if kernel % 2 == 0:

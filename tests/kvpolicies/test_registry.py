@@ -1,0 +1,154 @@
+"""Names, specs, other people's policies, config files, and the command line's errors."""
+
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from kvpolicies import registry
+from kvpolicies.cli import main
+from kvpolicies.config import Deployment, dump_yaml, from_mapping, load_yaml, split_list
+from kvpolicies.errors import UserError
+from kvpolicies.policy import Policy
+from tests.support.specs import SPECS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Theirs(Policy):
+    """A policy of somebody else's."""
+
+    name = "theirs"
+    strength: float = 1.0
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_policy_prints_as_the_spec_that_makes_it(spec: str) -> None:
+    policy = registry.resolve(spec)
+    assert registry.resolve(str(policy)) == policy
+    assert isinstance(policy, Policy) and str(policy).startswith(policy.name)
+
+
+@pytest.mark.parametrize(
+    ("spec", "hint"),
+    [
+        ("becon", "beacon"),
+        ("beacon(n_beacons=3)", "n_beacon"),
+        ("full(x=1)", "no options"),
+        ("beacon(3)", "expected a name"),
+        ("beacon(n_beacon=", "expected a name"),
+        ("beacon(n_beacon=__import__('os'))", "expected a name"),
+        ("", "expected a name"),
+        ("beacon(pool='median')", "max, mean"),
+        ("beacon(n_beacon=-1)", ">= 0"),
+        ("beacon(n_beacon=2.5)", "whole number"),
+        ("snapkv(kernel=4)", "odd"),
+        ("rkv(mix=2)", "mix"),
+        ("streaming(positions='slots')", "original"),
+    ],
+)
+def test_bad_specs_are_refused_with_a_hint(spec: str, hint: str) -> None:
+    with pytest.raises(UserError) as error:
+        registry.resolve(spec)
+    assert hint in str(error.value) and "\n" not in str(error.value)
+
+
+def test_other_peoples_policies_come_in_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [
+        EntryPoint("theirs", f"{__name__}:Theirs", registry.GROUP),
+        EntryPoint("beacon", f"{__name__}:Theirs", registry.GROUP),  # may not shadow ours
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    monkeypatch.setattr(registry, "load", lambda target: _load(target))
+    assert registry.resolve("theirs(strength=2.0)") == Theirs(strength=2.0)
+    assert registry.resolve("beacon").name == "beacon"
+    assert "theirs" in registry.policy_names()
+    assert registry.policy_names().count("beacon") == 1
+
+
+def _load(target: str):
+    import importlib
+
+    module, _, name = target.partition(":")
+    return Theirs if name == "Theirs" else getattr(importlib.import_module(module), name)
+
+
+def test_a_deployment_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    config = Deployment(policy="rkv(mix=0.2)", budget="25%", temperature=0.6, sinks=2)
+    (tmp_path / "deploy.yaml").write_text(dump_yaml(config))
+    assert load_yaml(Deployment, tmp_path / "deploy.yaml") == config
+
+
+@pytest.mark.parametrize(
+    ("mapping", "hint"),
+    [
+        ({"polcy": "full"}, "did you mean 'policy'"),
+        ({"policy": "becon"}, "did you mean 'beacon'"),
+        ({"budget": "32", "window": 30}, "no slot to choose"),
+        ({"batch_size": "many"}, "whole number"),
+        ({"batch_size": 1.5}, "whole number"),
+        ({"batch_size": 0}, "at least 1"),
+        ({"temperature": "hot"}, "a number"),
+        ({"dtype": "int8"}, "bfloat16"),
+        ({"policy": ["full"]}, "text"),
+        (["full"], "keys and values"),
+    ],
+)
+def test_a_bad_deployment_is_refused_in_one_line(mapping: object, hint: str) -> None:
+    with pytest.raises(UserError) as error:
+        from_mapping(Deployment, mapping, "deploy.yaml")
+    assert hint in str(error.value)
+    assert str(error.value).startswith("deploy.yaml") and "\n" not in str(error.value)
+
+
+def test_bad_files_name_themselves(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("model: embedded\npolicy: [full\n")
+    for name, hint in [("bad.yaml", "line"), ("none.yaml", "No such file")]:
+        with pytest.raises(UserError, match=hint) as error:
+            load_yaml(Deployment, tmp_path / name)
+        assert name in str(error.value)
+
+
+def test_lists_are_split_outside_of_brackets() -> None:
+    assert split_list("beacon(a=1,b='x'), random,,full") == ["beacon(a=1,b='x')", "random", "full"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (["polices"], "did you mean 'policies'"),
+        (["generate", "--polcy", "full"], "--polcy"),
+        (["generate", "--policy", "becon", "--prompt", "x"], "did you mean 'beacon'"),
+        (["generate", "--budget", "9", "--window", "9", "--prompt", "x"], "no slot"),
+        (["generate"], "no prompt"),
+        (["generate", "missing.yaml", "--prompt", "x"], "missing.yaml"),
+        (["generate", "--prompt-file", "missing.txt"], "missing.txt"),
+        (["generate", "--model", "./nowhere", "--prompt", "x"], "nowhere"),
+        (["replay", "missing.safetensors"], "no such file"),
+        (["replay"], "required"),
+    ],
+)
+def test_the_command_line_fails_in_one_line(
+    argv: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert hint in captured.err and captured.err.count("\n") == 1 and not captured.out
+
+
+def test_policies_lists_all_with_source_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policies"]) == 0
+    out = capsys.readouterr().out
+    for name in registry.POLICIES:
+        assert f"\n{name:<10} " in "\n" + out
+    assert "2309.17453" in out and "n_beacon=16" in out
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    from kvpolicies.cli import COMMANDS
+
+    for command in COMMANDS:
+        with pytest.raises(SystemExit) as stop:
+            main([command, "--help"])
+        assert stop.value.code == 0
+        assert "example" in capsys.readouterr().out.lower()

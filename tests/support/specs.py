@@ -1,0 +1,16 @@
+"""The policies that every property is tested on: all registered names, and options that matter."""
+
+from kvpolicies.registry import POLICIES
+
+VARIANTS = [
+    "streaming(positions='cache')",
+    "tova(faithful=True)",
+    "beacon(n_beacon=4, n_recent=4)",
+    "beacon(n_beacon=0, n_recent=8, pool='mean')",
+    "beacon(n_beacon=8, n_recent=4, selector='initial')",
+    "beacon(n_beacon=8, n_recent=4, space='post_rope')",
+]
+SPECS = [*POLICIES, *VARIANTS]
+EVICTING = [s for s in SPECS if s != "full"]
+REPLAYABLE = [s for s in SPECS if "positions='cache'" not in s]
+PROTECTING = [s for s in EVICTING if "faithful" not in s]
