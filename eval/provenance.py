@@ -4,6 +4,7 @@ Written before the first result and checked on resume: results of two studies ne
 folder. A run resumed on another machine, or with other versions, adds an entry to `environments`.
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -47,9 +48,12 @@ def check_folder(study: Study, problems: Sequence[Problem]) -> None:
 
 
 def open_folder(study: Study, problems: Sequence[Problem], model_info: dict[str, Any]) -> Path:
-    """Makes the folder and writes or extends run.json, in one step; returns the folder."""
+    """Makes the folder and writes or extends run.json, in one step; returns the folder.
+
+    Raises:
+        UserError: the folder's results are those of other weights; nothing is touched.
+    """
     out = Path(study.out)
-    out.mkdir(parents=True, exist_ok=True)
     path = out / NAME
     here = environment()
     record: dict[str, Any] = {
@@ -61,6 +65,9 @@ def open_folder(study: Study, problems: Sequence[Problem], model_info: dict[str,
     }
     if path.exists():
         record = json.loads(path.read_text())
+        if record["model"] != model_info:
+            raise UserError(f"--out {out}: its results are those of other weights of {study.model}")
+    out.mkdir(parents=True, exist_ok=True)
     if here not in record["environments"]:
         record["environments"].append(here)
         half = path.with_suffix(".json.part")
@@ -87,11 +94,16 @@ def environment() -> dict[str, Any]:
 
 
 def describe_model(model: Any) -> dict[str, Any]:
-    """Architecture and size, as far as the config tells."""
+    """Architecture, size, and a short hash of the weights (of samples of each tensor)."""
     config = model.config
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        some = weight.detach().flatten()[:: max(1, weight.numel() // 256)]
+        digest.update(name.encode() + some.float().cpu().numpy().tobytes())
     keys = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
     return {
         "class": type(model).__name__,
+        "weights": digest.hexdigest()[:16],
         "parameters": sum(weight.numel() for weight in model.parameters()),
         **{key: getattr(config, key) for key in keys if getattr(config, key, None) is not None},
     }

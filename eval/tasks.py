@@ -57,6 +57,8 @@ class Task:
     needs_data: bool = True
     data_hint: str = ""
     forced: bool = False
+    chance: float = 0.0
+    """Share of samples that a guess gets right."""
 
 
 def read_problems(path: str | Path, keys: Sequence[str], limit: int | None) -> list[Problem]:
@@ -165,6 +167,7 @@ TASKS: dict[str, Task] = {
             problems=48,
             batch_size=48,
             needs_data=False,
+            chance=0.1,
         ),
         Task(
             name="gsm8k",

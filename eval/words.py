@@ -11,7 +11,8 @@ from kvpolicies.eval.measures import Measure, Row
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import Summary
 
-FEW = 30
+FEW = 30  # problems
+LITTLE = 0.3  # of what full gets right
 
 
 def sentences(study: Study, summaries: Sequence[Summary], rows: Sequence[Row]) -> list[str]:
@@ -36,11 +37,19 @@ def _reference(study: Study, full: Summary, measure: Measure) -> str:
             f"model's mean negative log-likelihood is {nll.show(full.values[nll.key])} nats a "
             "token; KL and top-1 agreement compare each policy with full, token by token."
         )
-    return (
-        f"{head}Without eviction (full) the model reaches "
-        f"{measure.show(full.values[measure.key])} % {measure.heading}, "
-        f"holding up to {full.max_slots} slots."
+    value = full.values[measure.key]
+    text = (
+        f"{head}Without eviction (full) the model reaches {measure.show(value)} % "
+        f"{measure.heading}, holding up to {full.max_slots} slots."
     )
+    if chance := study.entry.chance:
+        text += f" A guess is right {100 * chance:.0f} % of the time."
+    if value.value < LITTLE:
+        text += (
+            " That leaves little to lose: where full itself is so often wrong, this study tells "
+            "policies apart poorly."
+        )
+    return text
 
 
 def _at_budget(

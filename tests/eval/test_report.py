@@ -103,6 +103,14 @@ def test_overlap_and_ties_are_said():
     assert "streaming and random share the highest" in words.sentences(study, summaries, rows)[1]
 
 
+def test_a_full_cache_that_solves_little_is_said():
+    study, summaries, rows = made(
+        rows_of("full", "full", [1, 0, 0, 0, 0]), rows_of("random", "40", [0] * 5)
+    )
+    first = words.sentences(study, summaries, rows)[0]
+    assert "little to lose" in first and "A guess is right 10 %" in first
+
+
 def test_a_budget_that_did_not_hold_is_not_hidden():
     study, summaries, rows = made(
         rows_of("full", "full", [1, 1]), rows_of("random", "40", [1, 0], max_slots=41)

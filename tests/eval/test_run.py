@@ -115,6 +115,18 @@ def test_another_study_in_the_folder_is_refused_and_nothing_touched(small_study,
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
+def test_results_of_other_weights_are_not_continued(small_study, tmp_path):
+    study, folder = small_study
+    record = json.loads((folder / "run.json").read_text())
+    record["model"]["weights"] = "0123456789abcdef"
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    before = (tmp_path / "run.json").read_bytes()
+    with pytest.raises(UserError, match="other weights"):
+        run.run_study(replace(study, out=str(tmp_path)))
+    assert (tmp_path / "run.json").read_bytes() == before
+    assert not (tmp_path / NAME).exists()
+
+
 def test_results_without_their_run_json_are_refused(tmp_path):
     (tmp_path / NAME).write_text("{}\n")
     with pytest.raises(UserError, match=r"without run\.json"):
