@@ -39,7 +39,8 @@ library_name: transformers
 A Qwen3 decoder of 0.6 M parameters (4 layers, width 128, 4 query and 2 KV heads of 32, tied
 embeddings, RoPE base 100,000, float32) that solves one synthetic task, ledger traces, described in
 `kvpolicies/eval/ledger.py`. It exists to compare KV-cache eviction policies on a laptop. It knows
-no language and is of no other use. Contexts up to 850 tokens were trained; longer ones were not.
+no language and is of no other use. It was trained on plans of up to 38 steps, about 890 tokens;
+longer ones are outside its range.
 
 ## Recreate
 

@@ -5,7 +5,7 @@
 Notable: a short stage of bare look-ups comes first, then traces whose plans grow; the loss reads
 trace tokens only; Muon moves the matrices, AdamW the embedding and the norms. A checkpoint holds
 model, optimisers and step, so a killed run continues exactly where it was: give the same command
-again. One CPU thread needs about half an hour.
+again. One CPU thread needs about 20 minutes.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def train(recipe: Recipe, seed: int, out: Path, stop_after: int | None = None) -
 def evaluate(model: Qwen3ForCausalLM, count: int, batch_size: int = 16) -> list[embedded.Solved]:
     """Greedy full-cache decoding of held-out problems, seeds 0 to count - 1, 150 to 800 tokens."""
     problems = [
-        ledger.make_problem(seed, length=round(155 + 640 * seed / max(1, count - 1)))
+        ledger.make_problem(seed, length=round(165 + 620 * seed / max(1, count - 1)))
         for seed in range(count)
     ]
     with tqdm(total=count, desc="evaluate", unit="problem") as bar:
