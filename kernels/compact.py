@@ -20,6 +20,8 @@ def plan_moves(victims: Tensor, length: int) -> tuple[Tensor, Tensor]:
         destination are equal, so that the copy has one fixed shape for every head.
     """
     n = victims.shape[-1]
+    if n == 1:  # one in, one out: the last slot fills the hole
+        return torch.full_like(victims, length - 1), victims
     destination = victims.sort(dim=-1).values
     tail = torch.zeros(*victims.shape[:-1], n, dtype=torch.bool, device=victims.device)
     in_tail = destination >= length - n

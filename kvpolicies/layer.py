@@ -1,6 +1,7 @@
 """One layer of the cache: fixed slots, each KV head with its own set, evicted in place."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import TypeVar
 
@@ -134,18 +135,17 @@ class SlotLayer:
         self.bad_score |= scores.isnan().any()
         if self.geometry.device.type == "cpu":
             self.check_scores()
-        victims = torch.cat(
-            [
-                choose_victims(
-                    scores[a:b],
-                    view.positions[a:b],
-                    view.newest[a:b],
-                    *self.policy.protection(budget, n_drop),
-                    n_drop,
-                )
-                for a, b, budget in runs(view.budgets)
-            ]
-        )
+        victims = [
+            choose_victims(
+                scores[a:b],
+                view.positions[a:b],
+                view.newest[a:b],
+                *self.policy.protection(budget, n_drop),
+                n_drop,
+            )
+            for a, b, budget in runs(view.budgets)
+        ]
+        victims = victims[0] if len(victims) == 1 else torch.cat(victims)
         if self.eviction_times is not None:
             gone = view.positions.gather(2, victims).long()
             when = torch.tensor(view.seen, dtype=torch.int32, device=gone.device)
@@ -192,8 +192,13 @@ class SlotLayer:
 
     def counting(self, starts: Sequence[int], n: int) -> Tensor:
         """[len(starts), n] int64: row i counts starts[i], starts[i] + 1, ..."""
-        device = self.geometry.device
-        return torch.tensor(list(starts), device=device)[:, None] + torch.arange(n, device=device)
+        return _counting(tuple(starts), n, self.geometry.device)
+
+
+@lru_cache(maxsize=32)
+def _counting(starts: tuple[int, ...], n: int, device: torch.device) -> Tensor:
+    # All layers of a forward ask for the same numbers: made once, never written to.
+    return torch.tensor(starts, device=device)[:, None] + torch.arange(n, device=device)
 
 
 def runs(items: Iterable[Key]) -> Iterator[tuple[int, int, Key]]:
