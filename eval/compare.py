@@ -41,21 +41,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_table(study: Study, summaries: Sequence[Summary]) -> None:
-    """The study's table on the terminal, full width when it is no terminal."""
+    """The study's table on standard output; entries fold where a terminal is narrow."""
     from rich.console import Console
     from rich.table import Table
 
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
     headings, lines = report.table(study, summaries)
     shown = Table(title=f"{study.task} on {study.model} (95 % intervals)", box=None)
     for index, heading in enumerate(headings):
-        shown.add_column(heading, justify="left" if index == 0 else "right", no_wrap=index != 0)
+        shown.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")
     before = ""
     for line in lines:
         if before and line[0] != before:
             shown.add_section()
         shown.add_row(*line)
         before = line[0]
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
     console.print(shown)

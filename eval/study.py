@@ -79,6 +79,11 @@ class Study:
         from kvpolicies.registry import policy_names, resolve
 
         task = self.entry
+        if task.needs_data and self.model == "embedded":
+            raise UserError(
+                f"task {task.name}: the embedded model knows the ledger's words only; "
+                "name another with --model, for instance smollm2"
+            )
         if task.needs_data and not self.data:
             raise UserError(f"task {task.name} needs --data FILE: {task.data_hint}")
         if self.data and not task.needs_data:

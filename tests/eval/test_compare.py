@@ -15,8 +15,9 @@ from kvpolicies.cli import main
         (["--budgets", "3"], "leaves no slot"),
         (["--budgets", "0"], "budget"),
         (["--budgets", "-5"], "budget"),
-        (["--task", "gsm8k"], "needs --data FILE"),
-        (["--task", "gsm8k", "--data", "nowhere.jsonl"], "No such file"),
+        (["--task", "gsm8k", "--model", "m"], "needs --data FILE"),
+        (["--task", "gsm8k", "--model", "m", "--data", "nowhere.jsonl"], "No such file"),
+        (["--task", "gsm8k"], "knows the ledger's words only"),
         (["--model", "nowhere.gguf"], "no such file"),
         (["nowhere.yaml"], "no such file"),
         (["--problems", "many"], "whole number"),
@@ -37,7 +38,7 @@ def test_malformed_data_names_the_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "data.jsonl"
     path.write_text('{"id": "a", "problem": "?", "answer": "1"}\n{"id"\n')
-    assert main(["compare", "--task", "gsm8k", "--data", "data.jsonl"]) == 2
+    assert main(["compare", "--task", "gsm8k", "--model", "m", "--data", "data.jsonl"]) == 2
     assert "data.jsonl:2: malformed JSON" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [path]
 

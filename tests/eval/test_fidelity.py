@@ -1,10 +1,15 @@
 """Fidelity: the formulas, the cut into units, and a policy that evicts nothing."""
 
+import json
+import math
+
 import pytest
 import torch
 
-from kvpolicies.eval import fidelity
+from kvpolicies.eval import fidelity, ledger, models, report, run
 from kvpolicies.eval.fidelity import Scorer, split_units
+from kvpolicies.eval.results import NAME, read_rows
+from kvpolicies.eval.study import Study
 
 
 def test_scores_against_the_formulas():
@@ -51,7 +56,7 @@ def test_units_keep_the_distributions_within_memory(monkeypatch):
 def forced_runs():
     """Full, streaming without and with evictions, on ledger traces of the embedded model."""
     from kvpolicies.decoding import generate
-    from kvpolicies.eval import embedded, ledger
+    from kvpolicies.eval import embedded
 
     model, tokenizer = embedded.load()
     problems = [ledger.make_problem(seed, length=70) for seed in range(2)]
@@ -89,3 +94,57 @@ def test_without_evictions_a_policy_predicts_what_full_predicts(forced_runs, pro
 @pytest.mark.parametrize("problem", [0, 1])
 def test_evictions_show(forced_runs, problem):
     assert forced_runs["half"].grades(problem)["kl"] > 1e-3
+
+
+@pytest.fixture
+def as_text(monkeypatch, tmp_path):
+    """A fidelity study on ledger traces given as text, with the embedded model under a name."""
+    model = models.load("embedded", device="cpu")
+    monkeypatch.setattr(models, "load", lambda *_: model)
+    problems = [ledger.make_problem(seed, length=60) for seed in range(3)]
+    lines = [
+        {"id": f"t{i}", "problem": problem.prompt, "solution": problem.trace}
+        for i, problem in enumerate(problems)
+    ]
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(json.dumps(line) for line in lines))
+    return Study(
+        model="text",
+        task="fidelity",
+        data=str(data),
+        policies=("streaming", "beacon"),
+        budgets=("50%", "25%"),
+        max_new_tokens=20,
+        batch_size=2,
+        out=str(tmp_path / "out"),
+    )
+
+
+def test_a_fidelity_study_from_end_to_end(as_text):
+    folder = run.run_study(as_text)
+    rows = read_rows(folder / NAME)
+    assert len(rows) == 3 * 5
+    assert [row["policy"] for row in rows[:3]] == ["full", "full", "streaming"]
+    for row in rows:
+        assert row["length"] == 20
+        if row["policy"] == "full":
+            assert abs(row["kl"]) < 1e-6 and row["top1"] == 1
+        else:
+            share = {"50%": 0.5, "25%": 0.25}[row["budget"]]
+            assert row["slots"] == math.ceil(share * (row["prompt_tokens"] + 20))
+            assert row["max_slots"] == row["slots"]
+    summaries = report.write_report(folder, as_text.resolved())
+    page = (folder / report.NAME).read_text()
+    assert "fed token by token" in page and "Budgets are shares" in page
+    assert {(folder / name).exists() for name in ("kl.png", "nll.png", "top1.png")} == {True}
+    assert summaries[0].values["kl"].value == pytest.approx(0, abs=1e-6)
+
+
+def test_a_fidelity_unit_is_finished_with_full_recomputed(as_text):
+    folder = run.run_study(as_text)
+    lines = (folder / NAME).read_bytes().splitlines(keepends=True)
+    (folder / NAME).write_bytes(b"".join(lines[:9] + lines[10:]))
+    run.run_study(as_text)
+    [again] = (folder / NAME).read_bytes().splitlines()[-1:]
+    before, after = json.loads(lines[9]), json.loads(again)
+    assert {**before, "seconds": 0} == {**after, "seconds": 0}
