@@ -155,6 +155,7 @@ class FixedBudgetCache(Cache):
         )
 
     def check_scores(self) -> None:
-        """Raises UserError if a policy produced NaN (waits for the device)."""
-        for layer in self.slot_layers:
-            layer.check_scores()
+        """Raises UserError if a policy produced NaN (waits for the device, once for all layers)."""
+        if bool(torch.stack([layer.bad_score for layer in self.slot_layers]).any()):
+            for layer in self.slot_layers:
+                layer.check_scores()

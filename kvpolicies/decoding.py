@@ -172,6 +172,7 @@ class _Loop:
             self._prefill(new)
             active = sorted([*active, *new], key=lambda r: r.row)
             for request in [r for r in active if self._finished(r)]:
+                self.cache.check_scores()  # before anything of this run is handed out
                 active.remove(request)
                 free.append(request.row)
                 free.sort()
@@ -206,7 +207,6 @@ class _Loop:
         ready = [i for i, r in enumerate(requests) if not r.waiting]
         if ready:
             self._extend([requests[i] for i in ready], logits[ready])
-        self.cache.check_scores()
         share = (time.perf_counter() - begin) / len(requests)
         for r in requests:
             r.seconds += share

@@ -21,7 +21,10 @@ POLICIES = {
     "tova": "kvpolicies.baselines.tova:Tova",
     "h2o": "kvpolicies.baselines.h2o:H2O",
     "snapkv": "kvpolicies.baselines.snapkv:SnapKV",
+    "rpc": "kvpolicies.baselines.rpc:RPC",
     "rkv": "kvpolicies.baselines.rkv:RKV",
+    "keydiff": "kvpolicies.baselines.keydiff:KeyDiff",
+    "lazy": "kvpolicies.baselines.lazy:Lazy",
     "beacon": "kvpolicies.beacon.policy:Beacon",
 }
 
