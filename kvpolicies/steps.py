@@ -46,6 +46,7 @@ class Tokens:
         )
 
 
+@torch.no_grad()
 def process(layer: SlotLayer, tokens: Tokens, rows: Sequence[int], counts: Sequence[int]) -> Tensor:
     """Takes a forward's tokens into the cache and attends.
 
@@ -54,7 +55,7 @@ def process(layer: SlotLayer, tokens: Tokens, rows: Sequence[int], counts: Seque
         counts: only the last counts[i] tokens of row i are real, the others are padding.
 
     Returns:
-        [A, H, G, T, D]; zeros where the query is padding.
+        [A, H, G, T, D], without gradient; zeros where the query is padding.
     """
     out = torch.zeros_like(tokens.queries)
     width = out.shape[3]

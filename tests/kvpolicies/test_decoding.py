@@ -8,6 +8,7 @@ import torch
 import kvpolicies
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
+from tests.support.broken import Broken
 from tests.support.models import FAMILIES, padded, prompts, tiny
 from tests.support.specs import EVICTING, REPLAYABLE, SPECS
 
@@ -234,14 +235,5 @@ def test_bad_input_is_refused_in_one_line(change: dict[str, Any], message: str) 
 
 
 def test_nan_in_a_score_is_refused() -> None:
-    from dataclasses import dataclass
-
-    @dataclass(frozen=True, kw_only=True)
-    class Broken(kvpolicies.Policy):
-        name = "broken"
-
-        def scores(self, view: Any) -> torch.Tensor:
-            return torch.full(view.positions.shape, float("nan"))
-
     with pytest.raises(UserError, match="NaN in a score at layer 0"):
         run(Broken(), rows=[PROMPTS[1]])  # type: ignore[arg-type]

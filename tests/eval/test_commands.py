@@ -1,0 +1,77 @@
+"""`generate` and `replay` on real files; refusals are one line, status 2, nothing written."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvpolicies import registry
+from kvpolicies.cli import main
+from kvpolicies.config import Deployment, dump_yaml
+from kvpolicies.eval import embedded
+from kvpolicies.eval.ledger import make_problem
+
+
+def fails(argv: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    lines = [x for x in captured.err.splitlines() if x.startswith("kvpolicies: ")]
+    assert len(lines) == 1 and hint in lines[0] and "Traceback" not in captured.err
+    assert not captured.out
+
+
+def test_generate_from_a_deployment_file_then_replay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = make_problem(0, length=150)
+    config = Deployment(policy="beacon(n_beacon=8, n_recent=8)", budget="80", max_new_tokens=200)
+    (tmp_path / "deploy.yaml").write_text(dump_yaml(config))
+    (tmp_path / "prompts").write_text(problem.prompt + "\n")
+    command = ["generate", str(tmp_path / "deploy.yaml"), "--json", "--raw"]
+    files = ["--prompt-file", str(tmp_path / "prompts"), "--trace", str(tmp_path / "traces")]
+    assert main(command + files) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["max_slots"] == 80 and record["tokens"] > 60 and record["state_bytes"] > 0
+    assert main(["replay", str(tmp_path / "traces" / "0.safetensors")]) == 0
+    out = capsys.readouterr().out
+    agree, of = out.rsplit(": ", 1)[1].split(" of ")
+    # All generated tokens, of which greedy decoding chose each, must come out again.
+    assert int(agree) >= record["tokens"] - 1 and int(of) >= int(agree)
+
+
+def test_refusals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry.POLICIES, "broken", "tests.support.broken:Broken")
+    long = make_problem(0, length=150)
+    line = f"{long.prompt} {long.trace}"
+    command = ["generate", "--raw", "--budget", "60", "--prompt"]
+    fails([*command, line, "--policy", "broken"], "NaN in a score", capsys)
+    fails([*command, ""], "no tokens", capsys)
+    out = tmp_path / "study"
+    compare = ["compare", "--policies", "broken", "--problems", "2", "--budgets", "40"]
+    fails([*compare, "--length", "150", "--out", str(out)], "NaN in a score", capsys)
+    rows = [json.loads(x) for x in (out / "results.jsonl").read_text().splitlines()]
+    assert {r["policy"] for r in rows} == {"full"}, "only finished samples are written"
+
+
+def test_an_unsupported_model_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    config = MistralConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        sliding_window=16,
+    )
+    _, tokenizer = embedded.load()
+    tokenizer.save_pretrained(tmp_path)
+    MistralForCausalLM(config).save_pretrained(tmp_path)
+    command = ["generate", "--raw", "--model", str(tmp_path), "--prompt", make_problem(0).prompt]
+    fails(command, "MistralForCausalLM", capsys)
