@@ -73,6 +73,8 @@ def _why_unsupported(whole: Any, config: Any) -> str:
         return "state-space layers hold no KV cache"
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         return "sliding-window layers"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "attention logits are soft-capped"
     return ""
 
 
@@ -125,7 +127,9 @@ def find_ropes(model: Any) -> list[Rope]:
     def cos_sin(positions: Tensor) -> tuple[Tensor, Tensor]:
         return rotary(dummy, positions)
 
-    return [Rope(cos_sin)] * len(modules)
+    shared = Rope(cos_sin)
+    # Some models leave some layers without positions (SmolLM3).
+    return [shared if getattr(m, "use_rope", True) else Rope(None) for m in modules]
 
 
 def _attention(
@@ -185,6 +189,9 @@ def attach(model: Any, cache: FixedBudgetCache) -> Iterator[FixedBudgetCache]:
         if module.layer_idx == 0:
             batch[:] = [cache.scheduled or _batch(cache, query, mask, kw.get("position_ids"))]
         rows, counts = batch[0]
+        for name in ("softcap", "s_aux", "sliding_window"):
+            if kw.get(name) is not None:
+                raise UserError(f"{type(module).__name__}: {name} in attention is not supported")
         b, h = key.shape[:2]
         tokens = Tokens(
             query.reshape(b, h, -1, *query.shape[2:]),
