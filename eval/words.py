@@ -110,10 +110,12 @@ def _caveats(study: Study, summaries: Sequence[Summary]) -> list[str]:
     )
     if not study.entry.forced and (cut := [c for c in summaries if c.truncated > 0]):
         worst = max(cut, key=lambda c: c.truncated)
+        looping = max(cut, key=lambda c: c.looping)
         said.append(
-            f"Up to {100 * worst.truncated:.0f} % of the samples of a cell ({worst.policy} at "
-            f"{worst.budget}) were cut off at the token limit and "
-            f"{100 * worst.looping:.0f} % ended in a loop; those count as they were graded."
+            f"Cut off at the token limit: up to {100 * worst.truncated:.0f} % of a cell's samples "
+            f"({worst.policy} at {worst.budget}); repeating themselves at the end: up to "
+            f"{100 * looping.looping:.0f} % ({looping.policy} at {looping.budget}). They count "
+            "as they were graded."
         )
     problems = max((cell.problems for cell in summaries), default=0)
     few = f" With {problems} problems they are wide." if problems < FEW else ""
