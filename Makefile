@@ -1,6 +1,5 @@
-# Every target is a short form of commands that the README shows. One OpenMP thread a process: on a
-# model this small a second one gains little, and makes each step several times slower when the
-# cores are not idle.
+# Every target is a short form of commands that the README shows. One OpenMP thread a process: on
+# a model this small, two made each step about five times slower on two busy cores.
 PYTHON ?= python3
 BIN := .venv/bin
 
