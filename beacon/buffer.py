@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from kvpolicies.kernels.fps import farthest_points
-from kvpolicies.layer import runs
 from kvpolicies.policy import Geometry, Step, View
 
 
@@ -60,15 +59,14 @@ class QueryBuffer:
 
     def thin(self, view: View, rows: list[int], keep: int) -> None:
         """Thins the buffers of `rows` down to `keep` queries where they hold more."""
-        counts = [
-            c["count"] if row in rows and c["count"] > keep else 0
-            for row, c in enumerate(counters(view))
-        ]
-        for first, last, count in runs(counts):
-            if count:
-                here = slice(first, last)
+        alike: dict[int, list[int]] = {}
+        for row in rows:
+            alike.setdefault(counters(view)[row]["count"], []).append(row)
+        for count, members in alike.items():
+            if count > keep:  # rows of one count are one call; the copy is small
+                here = torch.tensor(members, device=view.keys.device)
                 queries, when = (view.state[k][here, :, :, :count] for k in ("queries", "when"))
-                self._store(view, here, *self._chosen(view, queries, when, keep))
+                self._store(view, members, *self._chosen(view, queries, when, keep))
 
     def after_eviction(self, view: View) -> None:
         """Beacons and recents together go back to n_beacon, final if little room is left."""
@@ -103,7 +101,7 @@ class QueryBuffer:
             held = [view.state[name][here, :, :, : c["count"]] for name in ("queries", "when")]
             pool = torch.cat([held[0], queries[:, :, :, :k]], dim=3)
             pool_when = torch.cat([held[1], when[:, :, :, :k]], dim=3)
-            self._store(view, here, *self._chosen(view, pool, pool_when, self.n_beacon))
+            self._store(view, [row], *self._chosen(view, pool, pool_when, self.n_beacon))
         if k < queries.shape[3]:
             c["late"], c["beacons"] = 1, c["beacons"] if c["late"] else c["count"]
             places = slice(c["count"], c["count"] + queries.shape[3] - k)
@@ -131,23 +129,24 @@ class QueryBuffer:
         if queries.shape[3] <= keep:
             return queries, when
         if self.selector == "initial" or keep == 0:
-            return queries[:, :, :, :keep].clone(), when[:, :, :, :keep].clone()
+            return queries[:, :, :, :keep], when[:, :, :, :keep]
         where = queries if self.space == "post_rope" else view.rope.unrotate(queries, when - 1)
         index = farthest_points(where, keep)
         wide = index[..., None].expand(*index.shape, queries.shape[-1])
         return queries.gather(3, wide), when.gather(3, index)
 
-    def _store(self, view: View, rows: slice, queries: Tensor, when: Tensor) -> None:
+    def _store(self, view: View, rows: list[int], queries: Tensor, when: Tensor) -> None:
         count = queries.shape[3]
-        view.state["queries"][rows, :, :, :count] = queries
-        view.state["when"][rows, :, :, :count] = when
-        for c in view.counters[rows]:
-            c["count"] = count
+        here = torch.tensor(rows, device=queries.device)
+        view.state["queries"][here, :, :, :count] = queries
+        view.state["when"][here, :, :, :count] = when
+        for row in rows:
+            view.counters[row]["count"] = count
 
 
 def counters(view: View) -> list[dict[str, int]]:
     """The rows' counters, zero for a sequence that begins."""
     for c in view.counters:
-        for name in ("count", "beacons", "late"):
-            c.setdefault(name, 0)
+        if not c:
+            c.update(count=0, beacons=0, late=0)
     return view.counters

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -251,12 +252,18 @@ def _check_positions(cache: FixedBudgetCache, counts: list[int], position_ids: T
         )
 
 
+@lru_cache(maxsize=64)
+def _parameters(model_class: type) -> frozenset[str]:
+    """Names that the class's forward takes."""
+    return frozenset(inspect.signature(model_class.forward).parameters)
+
+
 def forward(
     model: Any, tokens: Tensor, positions: Tensor, cache: FixedBudgetCache | None = None
 ) -> Tensor:
     """One forward; logits [A, V] float32 of the last column, or of all columns without a cache."""
     arguments: dict[str, Any] = {"input_ids": tokens, "position_ids": positions}
-    parameters = inspect.signature(model.forward).parameters
+    parameters = _parameters(type(model))
     if cache is None:
         arguments["use_cache"] = False
     else:

@@ -125,6 +125,11 @@ class FixedBudgetCache(Cache):
         for layer in self.slot_layers:
             layer.reset(row, budget, seed)
 
+    def move_row(self, source: int, destination: int) -> None:
+        """Moves a sequence to a row that nobody uses."""
+        for layer in self.slot_layers:
+            layer.move_row(source, destination)
+
     def reset(self) -> None:
         """Starts every row anew; the memory stays."""
         super().reset()

@@ -178,7 +178,19 @@ class _Loop:
                 free.sort()
                 yield request.index, self._generation(request)
             if active and not (free and queue):
+                active = self._without_gaps(active, free)
                 self._advance(active, [1] * len(active))
+
+    def _without_gaps(self, active: list[Request], free: list[int]) -> list[Request]:
+        """Moves rows down into free ones, so that a step is one slice of the cache."""
+        while free and active[-1].row > free[0]:
+            request, gap = active.pop(), free.pop(0)
+            self.cache.move_row(request.row, gap)
+            free.append(request.row)
+            free.sort()
+            request.row = gap
+            active = sorted([*active, request], key=lambda r: r.row)
+        return active
 
     def _prefill(self, new: list[Request]) -> None:
         """Brings whole prompts in, each row in steps that its own budget can hold."""
@@ -191,22 +203,22 @@ class _Loop:
         """One forward: counts[i] tokens of each request; a new token where the prompt is done."""
         begin = time.perf_counter()
         width = max(counts)
-        tokens = torch.zeros(len(requests), width, dtype=torch.long)
-        positions = torch.zeros(len(requests), width, dtype=torch.long)
-        for i, (r, n) in enumerate(zip(requests, counts, strict=True)):
-            tokens[i, width - n :] = torch.tensor(r.next_tokens(n))
-            positions[i, width - n :] = torch.arange(r.fed, r.fed + n)
+        tokens, positions = [], []
+        for r, n in zip(requests, counts, strict=True):
+            padding = [0] * (width - n)
+            tokens.append(padding + r.next_tokens(n))
+            positions.append([*padding, *range(r.fed, r.fed + n)])
             r.fed += n
         self.cache.scheduled = ([r.row for r in requests], counts)
         try:
-            logits = forward(
-                self.model, tokens.to(self.device), positions.to(self.device), self.cache
-            )
+            batch = torch.tensor([tokens, positions], device=self.device)
+            logits = forward(self.model, batch[0], batch[1], self.cache)
         finally:
             self.cache.scheduled = None
         ready = [i for i, r in enumerate(requests) if not r.waiting]
         if ready:
-            self._extend([requests[i] for i in ready], logits[ready])
+            every = len(ready) == len(requests)
+            self._extend([requests[i] for i in ready], logits if every else logits[ready])
         share = (time.perf_counter() - begin) / len(requests)
         for r in requests:
             r.seconds += share

@@ -74,6 +74,23 @@ class SlotLayer:
             self.eviction_times[row].fill_(NEVER)
         self.budgets[row], self.seeds[row] = budget, seed
 
+    def move_row(self, source: int, destination: int) -> None:
+        """Copies all that belongs to a row's sequence over another row's."""
+        tensors = [self.keys, self.values, self.positions, self.eviction_times]
+        for tensor in (*tensors, *self.state.values(), *self.slot_state.values()):
+            if tensor is not None:
+                tensor[destination].copy_(tensor[source])
+        for per_row in (
+            self.lengths,
+            self.seen,
+            self.peak,
+            self.counters,
+            self.budgets,
+            self.seeds,
+        ):
+            per_row[destination] = per_row[source]  # type: ignore[call-overload]
+        self.counters[source] = {}
+
     def budget(self, row: int) -> Budget:
         """The budget of the row's sequence."""
         budget = self.budgets[row]

@@ -78,6 +78,17 @@ def test_a_row_in_company_is_the_row_alone(spec: str) -> None:
             assert torch.equal(other.trace.times, alone.trace.times)
 
 
+@pytest.mark.parametrize("spec", SPECS)
+def test_rows_that_stay_are_not_disturbed_by_rows_that_leave(spec: str) -> None:
+    """Finished rows leave gaps, into which others move."""
+    limits = [3, 40, 9, 25, 12, 33]
+    together = run(spec, trace=True, max_new_tokens=limits)
+    for i in (1, 3, 5):
+        (alone,) = run(spec, rows=[PROMPTS[i]], trace=True, max_new_tokens=limits[i])
+        assert together[i].tokens == alone.tokens
+        assert torch.equal(together[i].trace.times, alone.trace.times)
+
+
 @pytest.mark.parametrize("spec", REPLAYABLE)
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 def test_replay(spec: str, family: str) -> None:
