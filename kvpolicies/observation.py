@@ -1,35 +1,71 @@
 """What observation policies share: the newest N queries, and pooling along positions."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvpolicies.policy import Geometry, Step, View
+from kvpolicies.budget import Budget
+from kvpolicies.errors import UserError
+from kvpolicies.policy import Geometry, Policy, Step, View, batched_drop, whole
 
 
-def newest_queries_state(geometry: Geometry, n: int) -> dict[str, Tensor]:
-    """A ring of each row's newest `n` queries: `queries` [B, H, G, n, D], `when` [B, n] int32.
+@dataclass(frozen=True, kw_only=True)
+class NewestQueries(Policy):
+    """Base of policies that look at the cache with their newest queries, and evict in batches.
 
-    `when` holds position + 1, so that zero means "no query yet".
+    Keeps a ring of each row's newest `observed` queries: `queries` [B, H, G, N, D], and `when`
+    [B, N] int32, which holds position + 1 so that zero means "no query yet".
     """
-    g = geometry
-    shape = (g.rows, g.heads, g.groups, n, g.head_dim)
-    return {
-        "queries": torch.zeros(shape, dtype=g.dtype, device=g.device),
-        "when": torch.zeros(g.rows, n, dtype=torch.int32, device=g.device),
-    }
+
+    every: int = 32
+
+    def __post_init__(self) -> None:
+        whole(self.every, 1, f"{self.name}: every")
+        whole(self.observed, 1, f"{self.name}: number of observation queries")
+
+    @property
+    def observed(self) -> int:
+        """N, how many queries look."""
+        raise NotImplementedError
+
+    def drop(self, budget: Budget) -> int:
+        """See `batched_drop`."""
+        return batched_drop(self.every, budget)
+
+    def init_state(self, geometry: Geometry) -> dict[str, Tensor]:
+        """An empty ring for every row."""
+        g = geometry
+        shape = (g.rows, g.heads, g.groups, self.observed, g.head_dim)
+        return {
+            "queries": torch.zeros(shape, dtype=g.dtype, device=g.device),
+            "when": torch.zeros(g.rows, self.observed, dtype=torch.int32, device=g.device),
+        }
+
+    def observe(self, view: View, step: Step) -> None:
+        """Writes a step's queries into the ring; position p lives at p % N."""
+        ring, when = view.state["queries"], view.state["when"]
+        n = self.observed
+        queries, positions = step.queries[:, :, :, -n:], step.positions[:, -n:]
+        row = torch.arange(when.shape[0], device=when.device)[:, None]
+        place = positions % n
+        ring[row, :, :, place] = queries.permute(0, 3, 1, 2, 4).to(ring.dtype)
+        when[row, place] = (positions + 1).to(when.dtype)
 
 
-def remember_newest(view: View, step: Step) -> None:
-    """Writes a step's queries into the ring; position p lives at p % n."""
-    ring, when = view.state["queries"], view.state["when"]
-    n = when.shape[1]
-    queries, positions = step.queries[:, :, :, -n:], step.positions[:, -n:]
-    row = torch.arange(when.shape[0], device=when.device)[:, None]
-    place = positions % n
-    ring[row, :, :, place] = queries.permute(0, 3, 1, 2, 4).to(ring.dtype)
-    when[row, place] = (positions + 1).to(when.dtype)
+def oldest_of(when: Int[Tensor, "B N"]) -> Int[Tensor, "B"]:
+    """Position of each row's oldest query in the ring."""
+    return torch.where(when > 0, when, torch.iinfo(torch.int32).max).amin(dim=1) - 1
+
+
+def odd_kernel(kernel: Any, what: str) -> None:
+    """Raises UserError unless a pooling kernel is a positive odd number."""
+    whole(kernel, 1, what)
+    if kernel % 2 == 0:
+        raise UserError(f"{what} must be odd, so that a token is the middle of it, got {kernel}")
 
 
 def in_position_order(positions: Int[Tensor, "B H L"]) -> tuple[Tensor, Tensor]:
