@@ -107,6 +107,7 @@ def test_streaming_keeps_exactly_its_sinks_and_newest_after_100_evictions() -> N
         eos_token_id=-1,
         trace=True,
     )
+    assert out.trace is not None
     last = out.trace.times.shape[-1] - 1
     assert last > 24 + 100
     expected = {*range(4), *range(last - 19, last + 1)}

@@ -87,7 +87,8 @@ def test_replay(case: str) -> None:
         trace=True,
         on_logits=lambda r, step, row: decoded.__setitem__((r, step), row),
     )
-    logits = kvpolicies.replay(model, kvpolicies.EvictionTrace.stack([g.trace for g in out]))
+    traces = [g.trace for g in out if g.trace is not None]
+    logits = kvpolicies.replay(model, kvpolicies.EvictionTrace.stack(traces))
     worst = max(
         (logits[r, len(PROMPTS[r]) - 1 + step] - row).abs().max() / row.abs().max()
         for (r, step), row in decoded.items()
@@ -110,7 +111,7 @@ def test_queries_before_rope_are_recovered(case: str) -> None:
         seen.append(layer.rope.unrotate(tokens.queries, torch.arange(n)[None]))
         return real(layer, tokens, rows, counts)
 
-    rotate = adapter.inspect.getmodule(type(adapter._attention_modules(model)[0]))
+    rotate: Any = adapter.inspect.getmodule(type(adapter._attention_modules(model)[0]))
     raw: list[torch.Tensor] = []
     original = rotate.apply_rotary_pos_emb
 

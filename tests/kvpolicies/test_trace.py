@@ -17,6 +17,7 @@ def test_roundtrip_and_what_can_be_read_off(tmp_path: Path) -> None:
         tiny(), prompts(30), "h2o", Budget(20, 2, 4), max_new_tokens=30, eos_token_id=-1, trace=True
     )
     trace = out.trace
+    assert trace is not None
     trace.save(tmp_path / "t.safetensors")
     again = EvictionTrace.load(tmp_path / "t.safetensors")
     assert torch.equal(again.times, trace.times) and torch.equal(again.tokens, trace.tokens)
