@@ -69,7 +69,7 @@ def read_problems(path: str | Path, keys: Sequence[str], limit: int | None) -> l
             given twice; each names the file and the line.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
         raise UserError(f"data file {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:

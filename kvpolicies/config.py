@@ -91,13 +91,30 @@ def read_yaml(path: str | Path) -> Any:
     """The contents of a YAML file; an empty one is an empty mapping."""
     try:
         with open(path, encoding="utf-8") as file:
-            return yaml.safe_load(file) or {}
+            content = yaml.load(file, _UniqueKeys)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         place = "" if line is None else f" at line {line + 1}"
-        raise UserError(f"{path}: no valid YAML{place}") from None
+        reason = getattr(error, "problem", None) or type(error).__name__
+        raise UserError(f"{path}: no valid YAML{place} ({reason})") from None
+    return {} if content is None else content
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """A key given twice is an error, not a silent choice of the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict:
+        """As the base, after a look at the keys."""
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key.value!r} is given twice", key.start_mark
+                )
+            seen.add(key.value if isinstance(key.value, str) else id(key))
+        return super().construct_mapping(node, deep)
 
 
 def dump_yaml(config: Any) -> str:
@@ -121,6 +138,11 @@ def add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
 def from_args(cls: type[Config], args: argparse.Namespace, base: Config | None = None) -> Config:
     """The config that the command line gives, over `base` where an option was not given."""
     hints = typing.get_type_hints(cls)
+    for f in fields(cls):  # type: ignore[arg-type]
+        value = getattr(args, f.name, None)
+        if isinstance(value, str) and not value.strip():
+            flag = "--" + f.name.replace("_", "-")
+            raise UserError(f"{flag}: empty; leave the option out for its default")
     given = {
         f.name: _converted(value, hints[f.name], "--" + f.name.replace("_", "-"))
         for f in fields(cls)  # type: ignore[arg-type]
@@ -173,7 +195,7 @@ def _scalar(value: Any, kind: type, what: str) -> Any:
     if kind in (int, float) and not isinstance(value, bool):
         try:
             number = kind(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise wrong from None
         if number == (float(value) if isinstance(value, str) else value):
             return number

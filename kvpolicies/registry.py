@@ -6,9 +6,11 @@ line's argument, the YAML value, the row label, and what `str(policy)` gives bac
 
 import ast
 import importlib
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from importlib.metadata import entry_points
-from typing import Any
+from math import isfinite
+from typing import Any, get_type_hints
 
 from kvpolicies.errors import UserError, nearest
 
@@ -26,6 +28,18 @@ POLICIES = {
     "keydiff": "kvpolicies.baselines.keydiff:KeyDiff",
     "lazy": "kvpolicies.baselines.lazy:Lazy",
     "beacon": "kvpolicies.beacon.policy:Beacon",
+}
+
+
+# What an option of a type may be, and how to say so.
+KINDS: dict[type, tuple[Callable[[Any], bool], str]] = {
+    bool: (lambda v: isinstance(v, bool), "True or False"),
+    int: (lambda v: isinstance(v, int) and not isinstance(v, bool), "a whole number"),
+    float: (
+        lambda v: isinstance(v, int | float) and not isinstance(v, bool) and isfinite(v),
+        "a finite number",
+    ),
+    str: (lambda v: isinstance(v, str), "text in quotes"),
 }
 
 
@@ -47,12 +61,19 @@ def resolve(spec: Any) -> Any:
     if name not in table:
         raise UserError(f"unknown policy {name!r}: {nearest(name, list(table))}")
     cls = load(table[name])
-    known = [f.name for f in fields(cls)]
-    for option in options:
+    _check_options(name, cls, options)
+    return cls(**options)
+
+
+def _check_options(name: str, cls: Any, options: dict[str, Any]) -> None:
+    known, kinds = [f.name for f in fields(cls)], get_type_hints(cls)
+    for option, value in options.items():
         if option not in known:
             hint = nearest(option, known) if known else "it has no options"
             raise UserError(f"policy {name}: unknown option {option!r}: {hint}")
-    return cls(**options)
+        wanted = KINDS.get(kinds[option])
+        if wanted and not wanted[0](value):
+            raise UserError(f"policy {name}: {option} must be {wanted[1]}, got {value!r}")
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
@@ -61,14 +82,28 @@ def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
         node = ast.parse(spec.strip(), mode="eval").body
         if isinstance(node, ast.Name):
             return node.id, {}
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
+        if (
+            not isinstance(node, ast.Call)
+            or not isinstance(node.func, ast.Name)
+            or _positional(node)
+        ):
             raise ValueError
-        return node.func.id, {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
-    except (SyntaxError, ValueError):
+        options = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
+        if len(options) < len(node.keywords):
+            raise UserError(f"policy {spec!r}: an option is given twice")
+        return node.func.id, options
+    except UserError:
+        raise
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         raise UserError(
             f"policy {spec!r}: expected a name, or a name with options such as "
             "beacon(n_beacon=8, n_recent=8)"
         ) from None
+
+
+def _positional(call: ast.Call) -> bool:
+    """Whether anything is passed without its name, `**` included."""
+    return bool(call.args) or any(k.arg is None for k in call.keywords)
 
 
 def describe() -> list[tuple[str, str, str, str]]:

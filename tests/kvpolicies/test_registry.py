@@ -42,6 +42,19 @@ def test_a_policy_prints_as_the_spec_that_makes_it(spec: str) -> None:
         ("beacon(pool='median')", "max, mean"),
         ("beacon(n_beacon=-1)", ">= 0"),
         ("beacon(n_beacon=2.5)", "whole number"),
+        ("beacon(n_beacon=True)", "whole number"),
+        ("beacon(n_beacon=8, n_beacon=9)", "given twice"),
+        ("beacon(pool=3)", "text"),
+        ("rkv(mix='a')", "finite number"),
+        ("rkv(mix=1e999)", "finite number"),
+        ("rkv(mix=None)", "finite number"),
+        ("lazy(alpha='a')", "finite number"),
+        ("tova(faithful=1)", "True or False"),
+        ("tova(faithful='yes')", "True or False"),
+        ("random(seed=-1)", ">= 0"),
+        ("beacon(**{})", "expected a name"),
+        ("random(seed=" + "9" * 5000 + ")", "expected a name"),
+        ("(" * 500 + ")" * 500, "expected a name"),
         ("snapkv(kernel=4)", "odd"),
         ("rkv(mix=2)", "mix"),
         ("streaming(positions='slots')", "original"),
@@ -103,7 +116,22 @@ def test_a_bad_deployment_is_refused_in_one_line(mapping: object, hint: str) -> 
 
 def test_bad_files_name_themselves(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("model: embedded\npolicy: [full\n")
-    for name, hint in [("bad.yaml", "line"), ("none.yaml", "No such file")]:
+    (tmp_path / "date.yaml").write_text("model: 2026-99-99\n")
+    (tmp_path / "big.yaml").write_text(f"seed: {'9' * 5000}\n")
+    (tmp_path / "deep.yaml").write_text("[" * 3000)
+    (tmp_path / "inf.yaml").write_text("seed: .inf\n")
+    (tmp_path / "twice.yaml").write_text("seed: 1\nseed: 2\n")
+    (tmp_path / "latin.yaml").write_bytes("model: \xe9\n".encode("latin-1"))
+    for name, hint in [
+        ("bad.yaml", "line"),
+        ("none.yaml", "No such file"),
+        ("date.yaml", "no valid YAML"),
+        ("big.yaml", "no valid YAML"),
+        ("deep.yaml", "no valid YAML"),
+        ("inf.yaml", "whole number"),
+        ("twice.yaml", "'seed' is given twice"),
+        ("latin.yaml", "no valid YAML"),
+    ]:
         with pytest.raises(UserError, match=hint) as error:
             load_yaml(Deployment, tmp_path / name)
         assert name in str(error.value)
@@ -121,6 +149,7 @@ def test_lists_are_split_outside_of_brackets() -> None:
         (["generate", "--policy", "becon", "--prompt", "x"], "did you mean 'beacon'"),
         (["generate", "--budget", "9", "--window", "9", "--prompt", "x"], "no slot"),
         (["generate"], "no prompt"),
+        (["generate", "--policy", "", "--prompt", "x"], "--policy: empty"),
         (["generate", "missing.yaml", "--prompt", "x"], "missing.yaml"),
         (["generate", "--prompt-file", "missing.txt"], "missing.txt"),
         (["generate", "--model", "./nowhere", "--prompt", "x"], "nowhere"),
