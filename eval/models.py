@@ -9,6 +9,7 @@
 """
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,12 @@ def check_name(name: str) -> None:
         raise UserError(f"model {name}: no such folder")
 
 
+def check_device(device: str) -> None:
+    """Raises UserError unless `device` is one that decoding runs on."""
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
+        raise UserError(f"device {device!r}: expected auto, cpu, cuda, cuda:N or mps")
+
+
 def load(name: str, dtype: str = "float32", device: str = "auto") -> tuple[Any, Any]:
     """(model in eval mode on its device, tokenizer) of the model called `name`.
 
@@ -43,8 +50,11 @@ def load(name: str, dtype: str = "float32", device: str = "auto") -> tuple[Any, 
         UserError: a file, folder, package or hub id that is not there, in one line.
     """
     import torch
+    from transformers import logging
 
     check_name(name)
+    check_device(device)
+    logging.disable_progress_bar()  # an error stays one line
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -26,8 +26,7 @@ _PACKAGES = ("kvpolicies", "torch", "transformers", "numpy", "scipy", "math-veri
 def check_folder(study: Study, problems: Sequence[Problem]) -> None:
     """Reads only. Raises UserError if `study.out` holds anything but this study's own results."""
     out = Path(study.out)
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: is a file, not a folder")
+    _check_makeable(out)
     if not (out / NAME).exists():
         if (out / RESULTS).exists():
             raise UserError(f"--out {out}: holds {RESULTS} without {NAME}; choose another folder")
@@ -45,6 +44,19 @@ def check_folder(study: Study, problems: Sequence[Problem]) -> None:
             for key in changed
         )
         raise UserError(f"--out {out}: holds another study; different: {what}")
+
+
+def _check_makeable(out: Path) -> None:
+    """Refuses, before a model is loaded, a folder that cannot be."""
+    try:
+        there = next(p for p in (out, *out.absolute().parents) if p.exists())
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"--out {str(out)[:80]}: cannot be made ({reason})") from None
+    if not there.is_dir():
+        raise UserError(f"--out {out}: {there} is a file, not a folder")
+    if not os.access(there, os.W_OK):
+        raise UserError(f"--out {out}: {there} is not writable")
 
 
 def open_folder(study: Study, problems: Sequence[Problem], model_info: dict[str, Any]) -> Path:
@@ -65,15 +77,28 @@ def open_folder(study: Study, problems: Sequence[Problem], model_info: dict[str,
     }
     if path.exists():
         record = json.loads(path.read_text())
-        if record["model"] != model_info:
+        if record.get("model") != model_info or "environments" not in record:
             raise UserError(f"--out {out}: its results are those of other weights of {study.model}")
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     if here not in record["environments"]:
         record["environments"].append(here)
         half = path.with_suffix(".json.part")
         half.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
         os.replace(half, path)
     return out
+
+
+def make_folder(out: Path) -> None:
+    """Makes the folder of results.
+
+    Raises:
+        UserError: if it cannot be, or is no folder that one can write to.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"--out {str(out)[:80]}: cannot be made ({reason})") from None
 
 
 def environment() -> dict[str, Any]:

@@ -16,6 +16,10 @@ from kvpolicies.errors import UserError
 NAME = "results.jsonl"
 
 
+# What every row holds; a task's own measures come on top.
+WRITTEN = {"finish", "length", "slots", "max_slots", "cache_bytes", "state_bytes", "seconds"}
+
+
 class Key(NamedTuple):
     """What a row is the result of."""
 
@@ -33,13 +37,16 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """All whole rows, in file order; a half-written last line is left out.
 
     Raises:
-        UserError: a line that is no result row (its number is named).
+        UserError: a line that is no result row, or repeats one (its number is named).
     """
-    rows = []
+    rows, seen = [], set()
     for number, line in enumerate(_whole_lines(path), 1):
         try:
             row = json.loads(line)
-            Key.of(row)
+            key = Key.of(row)
+            if not row.keys() >= WRITTEN or key in seen:
+                raise ValueError
+            seen.add(key)
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{path}:{number}: not a result row; move the file away") from None
         rows.append(row)

@@ -60,6 +60,7 @@ def run_study(study: Study) -> Path:
     study = study.resolved()
     problems = study.entry.load(study)
     models.check_name(study.model)
+    models.check_device(study.device)
     provenance.check_folder(study, problems)
     model, tokenizer = models.load(study.model, study.dtype, study.device)
     for name in study.policies:

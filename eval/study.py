@@ -52,7 +52,9 @@ class Study:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"study: {name} must be at least 1, got {value}")
-        if self.temperature < 0 or not 0 < self.top_p <= 1:
+        if self.seed < 0:
+            raise UserError(f"study: seed must be >= 0, got {self.seed}")
+        if not 0 <= self.temperature < float("inf") or not 0 < self.top_p <= 1:
             raise UserError(
                 "study: temperature must be >= 0 and top_p in (0, 1], got "
                 f"{self.temperature} and {self.top_p}"

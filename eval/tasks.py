@@ -69,7 +69,8 @@ def read_problems(path: str | Path, keys: Sequence[str], limit: int | None) -> l
             given twice; each names the file and the line.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+        # Not splitlines: a raw U+2028 inside a JSON string is no end of line.
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise UserError(f"data file {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -100,13 +101,20 @@ def _read_problem(line: str, where: str, keys: Sequence[str]) -> Problem:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: malformed JSON ({error.msg}, column {error.colno})") from None
+    except (ValueError, RecursionError) as error:  # endless numbers, endless brackets
+        raise UserError(f"{where}: malformed JSON ({type(error).__name__})") from None
     if not isinstance(record, Mapping):
         raise UserError(f"{where}: expected a JSON object with {', '.join(keys)}")
     for key in keys:
         if key not in record:
             raise UserError(f"{where}: key {key!r} is missing; expected {', '.join(keys)}")
+        if not isinstance(record[key], str | int | float):
+            kind = type(record[key]).__name__
+            raise UserError(f"{where}: {key!r} must be text or a number, got {kind}")
         if not str(record[key]).strip():
             raise UserError(f"{where}: {key!r} is empty")
+    if any("\ud800" <= c <= "\udfff" for key in keys for c in str(record[key])):
+        raise UserError(f"{where}: half of a surrogate pair is no text")
     return Problem(
         id=str(record["id"]),
         text=str(record["problem"]),

@@ -185,6 +185,11 @@ def attach(model: Any, cache: FixedBudgetCache) -> Iterator[FixedBudgetCache]:
     def serve(
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kw: Any
     ) -> Tensor:
+        if not cache.take_over(module.layer_idx):
+            raise UserError(
+                "the model was called without the attached cache, or with another one: hand it to "
+                "the call (past_key_values=cache; cache=cache from transformers 5.24)"
+            )
         if not cache.slot_layers:
             cache.allocate(query.shape[0], key.dtype, key.device)
         if module.layer_idx == 0:

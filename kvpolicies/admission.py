@@ -7,7 +7,7 @@ import numpy as np
 
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
-from kvpolicies.policy import Policy
+from kvpolicies.policy import Policy, whole
 from kvpolicies.sampling import Sampling
 
 
@@ -58,6 +58,10 @@ def admit(
         raise UserError(f"{len(identities)} request_ids given for {len(prompts)} prompts")
     requests = []
     for i, prompt in enumerate(prompts):
+        if isinstance(prompt, str) or not hasattr(prompt, "__len__"):
+            raise UserError(
+                f"prompt {i}: expected a list of token ids, got {type(prompt).__name__}"
+            )
         if len(prompt) == 0:
             raise UserError(f"prompt {i} has no tokens; every prompt needs at least one")
         length = len(prompt) + limits[i]
@@ -75,8 +79,10 @@ def admit(
 def _limits(
     max_new_tokens: int | Sequence[int], n: int, forced: Sequence[Sequence[int]] | None
 ) -> list[int]:
-    many = not isinstance(max_new_tokens, int)
-    limits = [int(m) for m in max_new_tokens] if many else [max_new_tokens] * n
+    many = isinstance(max_new_tokens, Sequence)
+    limits = list(max_new_tokens) if many else [max_new_tokens] * n
+    for limit in limits:
+        whole(limit, 1, "max_new_tokens")
     if forced is not None:
         if len(forced) != n:
             raise UserError(f"{len(forced)} forced continuations given for {n} prompts")
@@ -84,5 +90,5 @@ def _limits(
     if len(limits) != n:
         raise UserError(f"{len(limits)} values of max_new_tokens given for {n} prompts")
     if any(m < 1 for m in limits):
-        raise UserError(f"max_new_tokens must be at least 1, got {min(limits)}")
+        raise UserError("a forced continuation has no tokens")
     return limits

@@ -30,6 +30,7 @@ class _Passing(CacheLayerMixin):
     def __init__(self) -> None:
         super().__init__()
         self.columns = 0  # tokens seen, padding included
+        self.handed_over = False
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
@@ -42,7 +43,7 @@ class _Passing(CacheLayerMixin):
                 "FixedBudgetCache used outside of kvpolicies.attach: write "
                 "`with kvpolicies.attach(model, cache): model.generate(...)`"
             )
-        self.is_initialized = True
+        self.is_initialized = self.handed_over = True
         self.columns += key_states.shape[-2]
         return key_states, value_states
 
@@ -96,6 +97,8 @@ class FixedBudgetCache(Cache):
         self.ropes = find_ropes(model)
         one = isinstance(budget, str | int | Budget)
         self.budgets: list[Budget] = [Budget.parse(budget)] if one else list(budget)
+        if not self.budgets:
+            raise UserError("FixedBudgetCache: no budget given")
         self.slots = max(b.total for b in self.budgets) if slots is None else slots
         self.trace_length = trace_length
         self.slot_layers: list[SlotLayer] = []
@@ -107,7 +110,12 @@ class FixedBudgetCache(Cache):
     def set_attached(self, attached: bool) -> None:
         """Called by `attach`: without it, new keys would go nowhere."""
         for layer in self._passing:
-            layer.attached = attached
+            layer.attached, layer.handed_over = attached, False
+
+    def take_over(self, layer: int) -> bool:
+        """Whether this forward of the layer went through `update`, once."""
+        handed, self._passing[layer].handed_over = self._passing[layer].handed_over, False
+        return handed
 
     def allocate(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
         """Allocates all layers for `rows` sequences and starts every row."""

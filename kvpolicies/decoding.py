@@ -20,7 +20,7 @@ from kvpolicies.adapter import attach, forward
 from kvpolicies.admission import Request, admit
 from kvpolicies.budget import Budget
 from kvpolicies.cache import FixedBudgetCache
-from kvpolicies.policy import Policy
+from kvpolicies.policy import Policy, whole
 from kvpolicies.registry import resolve
 from kvpolicies.sampling import Sampling, choose
 from kvpolicies.trace import EvictionTrace
@@ -113,6 +113,8 @@ def generate(
     )
     if not requests:
         return []
+    if batch_size is not None:
+        whole(batch_size, 1, "batch_size")
     longest = max(len(r.prompt) + r.limit for r in requests)
     cache = FixedBudgetCache(
         model,

@@ -26,7 +26,7 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
+        if not 0 <= self.temperature < float("inf"):
             raise UserError(f"sampling: temperature must be >= 0, got {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise UserError(f"sampling: top_p must lie in (0, 1], got {self.top_p}")

@@ -80,10 +80,10 @@ def _generations(config: Deployment, texts: list[str], args: argparse.Namespace)
 def _prompts(args: argparse.Namespace) -> list[str]:
     texts = list(args.prompt)
     if args.prompt_file == "-":
-        texts += sys.stdin.read().splitlines()
+        texts += _lines(sys.stdin.read())
     elif args.prompt_file:
         try:
-            texts += Path(args.prompt_file).read_text(encoding="utf-8").splitlines()
+            texts += _lines(Path(args.prompt_file).read_text(encoding="utf-8"))
         except OSError as error:
             raise UserError(f"--prompt-file {args.prompt_file}: {error.strerror}") from None
     if not texts:
@@ -91,6 +91,11 @@ def _prompts(args: argparse.Namespace) -> list[str]:
             "no prompt: give --prompt TEXT, or --prompt-file FILE with one prompt a line"
         )
     return texts
+
+
+def _lines(text: str) -> list[str]:
+    # Not splitlines: a prompt may hold other separators, such as U+2028.
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def _encoded(tokenizer: Any, text: str, raw: bool) -> list[int]:

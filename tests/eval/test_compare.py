@@ -23,6 +23,15 @@ from kvpolicies.cli import main
         (["--problems", "many"], "whole number"),
         (["--length", "3"], "length is 3"),
         (["--frobnicate"], "unrecognized arguments"),
+        (["--seed", "-1"], "seed must be >= 0"),
+        (["--out", "/dev/null/x"], "is a file"),
+        (["--out", "x" * 5000], "cannot be made"),
+        (["--temperature", "inf"], "temperature must be"),
+        (["--device", "meta"], "expected auto, cpu"),
+        (["--device", "tpu"], "expected auto, cpu"),
+        (["--budgets", ""], "--budgets: empty"),
+        (["--policies", " "], "--policies: empty"),
+        (["--policies", "rkv(mix='a')"], "finite number"),
     ],
 )
 def test_bad_input(tmp_path, monkeypatch, capsys, arguments, says):

@@ -5,11 +5,12 @@ import json
 import pytest
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval.results import NAME, Key, Results, read_rows
+from kvpolicies.eval.results import NAME, WRITTEN, Key, Results, read_rows
 
 
 def row(problem, **more):
-    return {"policy": "random", "budget": "8", "problem": problem, "sample": 0, **more}
+    key = {"policy": "random", "budget": "8", "problem": problem, "sample": 0}
+    return {**key, **dict.fromkeys(sorted(WRITTEN), 0), **more}
 
 
 def test_rows_are_on_disk_as_soon_as_they_are_added(tmp_path):
@@ -45,4 +46,15 @@ def test_a_broken_line_inside_is_an_error(tmp_path):
     path = tmp_path / NAME
     path.write_text('{"policy"\n' + json.dumps(row("a")) + "\n")
     with pytest.raises(UserError, match=r"results\.jsonl:1"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [row("a"), {k: v for k, v in row("b").items() if k != "finish"}, row("b", policy=["x"]), []],
+)
+def test_rows_that_no_run_wrote_are_refused(tmp_path, second):
+    path = tmp_path / NAME
+    path.write_text(json.dumps(row("a")) + "\n" + json.dumps(second) + "\n")
+    with pytest.raises(UserError, match=r"jsonl:2: not a result row"):
         read_rows(path)

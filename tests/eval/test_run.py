@@ -174,3 +174,13 @@ def test_run_json_says_what_ran(small_study):
     [here] = record["environments"]
     assert here == provenance.environment()
     assert here["threads"] == torch.get_num_threads() and here["packages"]["torch"]
+
+
+@pytest.mark.parametrize("out", ["file/x", "x" * 5000])
+def test_a_folder_that_cannot_be_made_is_refused_in_one_line(tmp_path, out):
+    from kvpolicies.eval.provenance import make_folder
+
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be made") as error:
+        make_folder(tmp_path / out)
+    assert "\n" not in str(error.value)

@@ -76,3 +76,29 @@ def test_every_task_has_measures_and_budgets():
     for name, task in TASKS.items():
         assert task.name == name
         assert task.measures and task.budgets and task.summary
+
+
+def test_odd_but_valid_json_lines(tmp_path):
+    path = tmp_path / "data.jsonl"
+    text = '{"id": 1, "problem": "a\u2028b", "answer": 2.5}\n'
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    [problem] = read_problems(path, ("id", "problem", "answer"), None)
+    assert (problem.id, problem.text, problem.answer) == ("1", "a\u2028b", "2.5")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"id": null, "problem": "a", "answer": "b"}',
+        '{"id": "a", "problem": ["a"], "answer": "b"}',
+        '{"id": "a", "problem": "\\ud800", "answer": "b"}',
+        '{"id": "a", "problem": "b", "answer": ' + "9" * 5000 + "}",
+        "[" * 100_000,
+    ],
+)
+def test_what_is_no_problem_is_refused_in_one_line(tmp_path, line):
+    path = tmp_path / "data.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(UserError, match=r"data\.jsonl:1") as error:
+        read_problems(path, ("id", "problem", "answer"), None)
+    assert "\n" not in str(error.value)

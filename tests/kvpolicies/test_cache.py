@@ -154,6 +154,21 @@ def test_a_cache_outside_of_attach_is_refused() -> None:
         generate(model, cache, *padded(prompts(5)))
 
 
+def test_a_call_without_the_attached_cache_is_refused() -> None:
+    """It would attend to the new tokens alone, without a word."""
+    from transformers import DynamicCache
+
+    model = tiny()
+    cache = kvpolicies.FixedBudgetCache(model, "streaming", 64)
+    ids, mask = padded(prompts(5, 9))
+    with kvpolicies.attach(model, cache):
+        for other in (None, DynamicCache(), kvpolicies.FixedBudgetCache(model, "streaming", 64)):
+            with pytest.raises(UserError, match="attach"):
+                generate(model, other, ids, mask)
+        cache.reset()
+        generate(model, cache, ids, mask)
+
+
 def test_attaching_twice_is_refused_and_leaves_the_first_in_place() -> None:
     model = tiny()
     caches = [kvpolicies.FixedBudgetCache(model, "streaming", 64) for _ in range(2)]

@@ -140,3 +140,10 @@ def test_shapes_in_signatures_are_checked_in_tests(pytestconfig: pytest.Config) 
     for path in (ROOT / "kvpolicies").glob("*.py"):
         if "from jaxtyping import" in path.read_text(encoding="utf-8"):
             assert f"kvpolicies.{path.stem}," in hooked, f"pyproject.toml does not name {path.name}"
+
+
+def test_links_in_prose_lead_somewhere() -> None:
+    for page in [path for path in tracked() if path.endswith(".md")]:
+        folder = (ROOT / page).parent
+        for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):
+            assert (folder / target).exists(), f"{page} links to {target}"
