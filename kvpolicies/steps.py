@@ -1,8 +1,8 @@
 """From a forward's tokens to attention over the cache: what happens to a token, in order.
 
 A forward brings T tokens a row. They are processed in steps whose sizes follow from the row's own
-length and budget alone, so that it makes no difference which rows share a batch, how a prompt was
-cut into forwards, or who runs the loop:
+length and budget alone, so that it makes no difference which rows share a batch, whether a prompt
+comes whole or step by step, or who runs the loop:
 
     make room (evict, if the row is full) -> append -> attend -> let the policy observe
 
