@@ -50,11 +50,12 @@ def load(name: str, dtype: str = "float32", device: str = "auto") -> tuple[Any, 
         UserError: a file, folder, package or hub id that is not there, in one line.
     """
     import torch
-    from transformers import logging
+
+    from kvpolicies.adapter import hide_loading_bar
 
     check_name(name)
     check_device(device)
-    logging.disable_progress_bar()  # an error stays one line
+    hide_loading_bar()  # an error stays one line
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, logging
 
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.errors import UserError
@@ -185,11 +185,7 @@ def attach(model: Any, cache: FixedBudgetCache) -> Iterator[FixedBudgetCache]:
     def serve(
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kw: Any
     ) -> Tensor:
-        if not cache.take_over(module.layer_idx):
-            raise UserError(
-                "the model was called without the attached cache, or with another one: hand it to "
-                "the call (past_key_values=cache; cache=cache from transformers 5.24)"
-            )
+        cache.take_over(module.layer_idx)
         if not cache.slot_layers:
             cache.allocate(query.shape[0], key.dtype, key.device)
         if module.layer_idx == 0:
@@ -297,3 +293,8 @@ def masked_dense(model: Any, mask: Callable[[int], Tensor]) -> Iterator[None]:
     inspect_model(model)
     with _serving(model, [serve] * len(_attention_modules(model))):
         yield
+
+
+def hide_loading_bar() -> None:
+    """Turns off transformers' own progress bar while weights load."""
+    logging.disable_progress_bar()

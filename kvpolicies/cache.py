@@ -112,10 +112,18 @@ class FixedBudgetCache(Cache):
         for layer in self._passing:
             layer.attached, layer.handed_over = attached, False
 
-    def take_over(self, layer: int) -> bool:
-        """Whether this forward of the layer went through `update`, once."""
-        handed, self._passing[layer].handed_over = self._passing[layer].handed_over, False
-        return handed
+    def take_over(self, layer: int) -> None:
+        """Called when a layer attends: its new keys must have come through `update`, just now.
+
+        Raises:
+            UserError: if they did not, for then the model holds another cache, or none.
+        """
+        if not self._passing[layer].handed_over:
+            raise UserError(
+                "the model was called without the attached cache, or with another one: hand it to "
+                "the call (past_key_values=cache; cache=cache from transformers 5.24)"
+            )
+        self._passing[layer].handed_over = False
 
     def allocate(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
         """Allocates all layers for `rows` sequences and starts every row."""
