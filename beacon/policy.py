@@ -95,7 +95,9 @@ class Beacon(Policy):
             valid,
         )
         if self.pool == "mean":
-            return weights.sum(dim=(2, 3)) / (count * weights.shape[2])[:, :, None]
+            # Without beacons the buffer may be empty: nobody looks, and all score zero.
+            looking = (count * weights.shape[2]).clamp_min(1)
+            return weights.sum(dim=(2, 3)) / looking[:, :, None]
         return weights.amax(dim=(2, 3))
 
     def evicted(self, view: View) -> None:

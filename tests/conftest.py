@@ -5,6 +5,10 @@ from __future__ import annotations
 from types import ModuleType
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("same every time", derandomize=True)
+settings.load_profile("same every time")
 
 
 @pytest.fixture(scope="session")
