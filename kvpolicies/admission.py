@@ -66,7 +66,7 @@ def admit(
             raise UserError(f"prompt {i} has no tokens; every prompt needs at least one")
         length = len(prompt) + limits[i]
         if policy.evicts:
-            own = Budget.parse(budget, length=length)
+            own = policy.grant(Budget.parse(budget, length=length), len(prompt), limits[i])
         else:
             own = Budget(length, sinks=0, window=0)
         goal = None if forced is None else [int(t) for t in forced[i]]

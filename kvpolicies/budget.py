@@ -70,6 +70,23 @@ class Budget:
         return cls(total, sinks, window)
 
 
+@dataclass(frozen=True)
+class Grant(Budget):
+    """A budget in force under a paper's own rule, where that holds more than was asked for.
+
+    `total` stays the most slots ever held; `asked` is what the study gave, `prompt` the prompt's
+    tokens.
+    """
+
+    asked: int = 0
+    prompt: int = 0
+
+    @property
+    def chunk(self) -> int:
+        """A paper's rule says how much goes at once: nothing is added to it."""
+        return 1
+
+
 def is_ratio(text: "str | int | Budget") -> bool:
     """True for budgets such as `"25%"`, whose slots depend on a sequence's length."""
     return isinstance(text, str) and text.strip().endswith("%")

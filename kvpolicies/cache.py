@@ -74,7 +74,9 @@ class FixedBudgetCache(Cache):
         budget: one `Budget` for all rows, an int or text such as `"1024"`, or one Budget a row.
         slots: slots to allocate a head; default the largest budget. Fewer suffice when sequences
             are known to be shorter.
-        trace_length: record eviction times of so many positions a row (0 = no trace).
+        max_length: tokens of the longest sequence, where something must be allocated for all of
+            them: a trace, or a policy that keeps every query (0 = not known).
+        trace: record eviction times.
 
     Raises:
         ValueError: for a model whose attention cannot work here, by name.
@@ -87,7 +89,8 @@ class FixedBudgetCache(Cache):
         budget: Budget | str | int | Sequence[Budget],
         *,
         slots: int | None = None,
-        trace_length: int = 0,
+        max_length: int = 0,
+        trace: bool = False,
     ):
         from kvpolicies.adapter import find_ropes, inspect_model
         from kvpolicies.registry import resolve
@@ -100,7 +103,9 @@ class FixedBudgetCache(Cache):
         if not self.budgets:
             raise UserError("FixedBudgetCache: no budget given")
         self.slots = max(b.total for b in self.budgets) if slots is None else slots
-        self.trace_length = trace_length
+        if trace and max_length < 1:
+            raise UserError("FixedBudgetCache: a trace needs max_length, the longest sequence")
+        self.max_length, self.trace_length = max_length, max_length if trace else 0
         self.slot_layers: list[SlotLayer] = []
         # (rows, real tokens a row) of the next forward, when kvpolicies' own loop runs it.
         self.scheduled: tuple[list[int], list[int]] | None = None
@@ -128,7 +133,9 @@ class FixedBudgetCache(Cache):
     def allocate(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
         """Allocates all layers for `rows` sequences and starts every row."""
         s = self.shape
-        geometry = Geometry(rows, s.heads, s.groups, self.slots, s.head_dim, dtype, device)
+        geometry = Geometry(
+            rows, s.heads, s.groups, self.slots, s.head_dim, dtype, device, self.max_length
+        )
         self.slot_layers = [
             SlotLayer(geometry, self.policy, i, rope, self.trace_length)
             for i, rope in enumerate(self.ropes)
@@ -136,10 +143,15 @@ class FixedBudgetCache(Cache):
         for row in range(rows):
             self.start(row, self.budgets[row % len(self.budgets)])
 
-    def start(self, row: int, budget: Budget, seed: int = 0) -> None:
-        """Empties a row and gives it to a new sequence, identified by `seed` in any batch."""
-        for layer in self.slot_layers:
-            layer.reset(row, budget, seed)
+    def start(
+        self, row: int, budget: Budget, seed: int = 0, futures: Sequence[Any] | None = None
+    ) -> None:
+        """Empties a row and gives it to a new sequence, identified by `seed` in any batch.
+
+        `futures` is the recording of the sequence's full run, one a layer (recording.py).
+        """
+        for i, layer in enumerate(self.slot_layers):
+            layer.reset(row, budget, seed, futures[i] if futures else None)
 
     def move_row(self, source: int, destination: int) -> None:
         """Moves a sequence to a row that nobody uses."""

@@ -121,7 +121,8 @@ def generate(
         chosen,
         [r.budget for r in requests],
         slots=min(longest, max(r.budget.total for r in requests)),
-        trace_length=longest if trace else 0,
+        max_length=longest,
+        trace=trace,
     )
     loop = _Loop(model, cache, sampling, _stop_tokens(model, eos_token_id), on_logits)
     done: dict[int, Generation] = {}

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -56,6 +56,7 @@ class SlotLayer:
         self.counters: list[dict[str, int]] = [{} for _ in range(g.rows)]
         self.budgets: list[Budget | None] = [None] * g.rows
         self.seeds = [0] * g.rows
+        self.futures: list[Any] = [None] * g.rows
         self.eviction_times: Tensor | None = None
         if trace_length:
             times = (g.rows, g.heads, trace_length)
@@ -63,7 +64,7 @@ class SlotLayer:
         # Set on the device when a score is NaN; read by the host when it waits anyway.
         self.bad_score = torch.zeros((), dtype=torch.bool, device=g.device)
 
-    def reset(self, row: int, budget: Budget, seed: int) -> None:
+    def reset(self, row: int, budget: Budget, seed: int, future: Any = None) -> None:
         """Empties a row for a new sequence; nothing of the old one can be seen any more."""
         self.positions[row].fill_(-1)
         self.lengths[row] = self.seen[row] = self.peak[row] = 0
@@ -72,7 +73,7 @@ class SlotLayer:
             tensor[row].zero_()
         if self.eviction_times is not None:
             self.eviction_times[row].fill_(NEVER)
-        self.budgets[row], self.seeds[row] = budget, seed
+        self.budgets[row], self.seeds[row], self.futures[row] = budget, seed, future
 
     def move_row(self, source: int, destination: int) -> None:
         """Copies all that belongs to a row's sequence over another row's."""
@@ -87,6 +88,7 @@ class SlotLayer:
             self.counters,
             self.budgets,
             self.seeds,
+            self.futures,
         ):
             per_row[destination] = per_row[source]  # type: ignore[call-overload]
         self.counters[source] = {}
@@ -104,7 +106,7 @@ class SlotLayer:
             UserError: when the row is full and its policy never evicts.
         """
         budget = self.budget(row)
-        free = budget.total - self.lengths[row]
+        free = self.policy.full_at(budget, self.seen[row]) - self.lengths[row]
         if free > 0:
             return 0, min(remaining, free)
         if not self.policy.evicts:
@@ -201,6 +203,7 @@ class SlotLayer:
             counters=self.counters[rows],
             rope=self.rope,
             scale=scale,
+            futures=self.futures[rows],
         )
 
     def token_positions(self, rows: slice, n: int) -> Tensor:

@@ -36,6 +36,8 @@ class Geometry:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    length: int = 0
+    """Tokens of the longest sequence, 0 = not known beforehand."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class View:
     rope: Rope
     scale: float
     """Multiplies attention logits."""
+    futures: list[Any]
+    """Each row's recording of the run to come (`needs_future`; see recording.py), else None."""
 
     @property
     def newest(self) -> Int[Tensor, "B"]:
@@ -105,12 +109,25 @@ class Policy:
     """False: nothing is ever evicted, and the budget must hold the whole sequence."""
     needs_attention: ClassVar[bool] = False
     needs_input: ClassVar[bool] = False
+    needs_future: ClassVar[bool] = False
+    """Looks ahead in a recorded run of the same tokens: can be evaluated, never deployed."""
     needs_rope: ClassVar[bool] = False
     """Uses `view.rope`: the adapter must know the model's rotation."""
     rerotates: ClassVar[bool] = False
     """Keys are stored before RoPE and rotated at each step to their rank in the cache."""
     slot_tensors: ClassVar[Mapping[str, torch.dtype]] = MappingProxyType({})
     """Slot-aligned tensors [B, H, C] to keep; zero for a new token, moved with its slot."""
+
+    def grant(self, budget: Budget, prompt: int, limit: int) -> Budget:
+        """The budget in force for a prompt of so many tokens and at most `limit` new ones.
+
+        Another one than asked for only where a paper's own rule is wanted (`faithful=True`).
+        """
+        return budget
+
+    def full_at(self, budget: Budget, seen: int) -> int:
+        """Slots at which a row that processed `seen` tokens must make room for the next."""
+        return budget.total
 
     def drop(self, budget: Budget) -> int:
         """Slots freed at one eviction while decoding; 1 = one in, one out."""

@@ -5,17 +5,29 @@ from types import MappingProxyType
 
 import torch
 
+from kvpolicies.budget import Budget
 from kvpolicies.policy import Policy, Scores, Step, View
 
 
 @dataclass(frozen=True, kw_only=True)
 class H2O(Policy):
-    """Attention summed over all queries so far, prompt included, and over the group's heads."""
+    """Attention summed over all queries so far, prompt included, and over the group's heads.
+
+    `faithful=True` splits the budget as the paper does: half for the highest masses, half for the
+    newest tokens, no sinks.
+    """
 
     name = "h2o"
     source = "H2O, arXiv 2306.14048"
     needs_attention = True
     slot_tensors = MappingProxyType({"mass": torch.float32})
+    faithful: bool = False
+
+    def grant(self, budget: Budget, prompt: int, limit: int) -> Budget:
+        """Under `faithful=True`: the same slots, half of them the window."""
+        if not self.faithful:
+            return budget
+        return Budget(budget.total, 0, min(max(1, budget.total // 2), budget.total - 1))
 
     def observe(self, view: View, step: Step) -> None:
         """Adds every new query's weights to the slots it saw."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvpolicies.budget import Budget
+from kvpolicies.budget import Budget, Grant
 from kvpolicies.errors import UserError
 from kvpolicies.kernels.redundancy import key_redundancy
 from kvpolicies.observation import NewestQueries, max_pool, odd_kernel, oldest_of
@@ -18,8 +18,8 @@ class RKV(NewestQueries):
 
     Importance: logits of the `alpha` newest queries, maximum over the group, softmax over the older
     keys, mean over queries, max-pooled along positions. Redundancy: see `key_redundancy`.
-    The paper adds its buffer of `every` tokens on top of the budget; here the buffer is inside it,
-    at most an eighth of it.
+    The paper adds its buffer of `every` tokens on top of the budget, and has no sinks:
+    `faithful=True`. Otherwise the buffer is inside the budget, at most an eighth of it.
     """
 
     name = "rkv"
@@ -29,6 +29,7 @@ class RKV(NewestQueries):
     kernel: int = 7
     mix: float = 0.1
     beta: int = 1
+    faithful: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,6 +42,20 @@ class RKV(NewestQueries):
     def observed(self) -> int:
         """The paper's alpha."""
         return self.alpha
+
+    def grant(self, budget: Budget, prompt: int, limit: int) -> Budget:
+        """Under `faithful=True`: the budget, and the buffer beside it."""
+        if not self.faithful:
+            return budget
+        if budget.total <= self.alpha:
+            raise UserError(
+                f"rkv(faithful=True): budget {budget.total} must be larger than alpha, {self.alpha}"
+            )
+        return Grant(budget.total + self.every, 0, self.alpha, budget.total, prompt)
+
+    def drop(self, budget: Budget) -> int:
+        """The whole buffer under `faithful=True`, else as `batched_drop`."""
+        return self.every if self.faithful else super().drop(budget)
 
     def protects(self, budget: Budget) -> int:
         """The observation window itself."""

@@ -2,33 +2,63 @@
 
 from dataclasses import dataclass
 
-from kvpolicies.budget import Budget
+from kvpolicies.budget import Budget, Grant
+from kvpolicies.errors import UserError
 from kvpolicies.kernels.observe import observation_weights
 from kvpolicies.observation import NewestQueries, average_pool, odd_kernel, oldest_of
-from kvpolicies.policy import Scores, View
+from kvpolicies.policy import Scores, View, whole
 
 
 @dataclass(frozen=True, kw_only=True)
 class RPC(NewestQueries):
     """Attention of the newest queries to older keys, averaged over all heads, pooled.
 
-    One kept set a layer. The paper never evicts the prompt and lets the cache grow by P/c every P
-    tokens; here every eviction goes down to the fixed budget, at most an eighth of it at once.
+    One kept set a layer. Every eviction goes down to the fixed budget, at most an eighth of it at
+    once. `faithful=True` is the paper's rule: the prompt is never evicted, and of every `P` new
+    tokens the cache keeps `P / c` more, so that it grows; the budget asked for plays no part.
     """
 
     name = "rpc"
     source = "RPC, arXiv 2505.13866 (fixed budget)"
     observe_window: int = 32
     kernel: int = 7
+    faithful: bool = False
+    P: int = 1024
+    c: int = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        whole(self.P, 1, "rpc: P")
+        whole(self.c, 1, "rpc: c")
+        if self.faithful and self.P // self.c < self.observe_window:
+            raise UserError(
+                f"rpc(faithful=True): P / c = {self.P // self.c} must hold the observation window, "
+                f"{self.observe_window}"
+            )
         odd_kernel(self.kernel, "rpc: kernel")
 
     @property
     def observed(self) -> int:
         """The paper's R."""
         return self.observe_window
+
+    def grant(self, budget: Budget, prompt: int, limit: int) -> Budget:
+        """Under `faithful=True`: what prompt and growth come to at the end."""
+        if not self.faithful:
+            return budget
+        total = prompt + (limit - 1) // self.P * (self.P // self.c) + self.P
+        return Grant(total, prompt, self.observe_window, budget.total, prompt)
+
+    def full_at(self, budget: Budget, seen: int) -> int:
+        """Under `faithful=True`: P tokens after the last compression."""
+        if not isinstance(budget, Grant):
+            return budget.total
+        before = max(0, (seen - budget.prompt - 1) // self.P)
+        return budget.prompt + before * (self.P // self.c) + self.P
+
+    def drop(self, budget: Budget) -> int:
+        """All but P / c of the newest P tokens under `faithful=True`, else as `batched_drop`."""
+        return self.P - self.P // self.c if isinstance(budget, Grant) else super().drop(budget)
 
     def protects(self, budget: Budget) -> int:
         """The observation window itself."""

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kvpolicies.budget import Budget, Grant
+from kvpolicies.errors import UserError
 from kvpolicies.kernels.observe import observation_weights
 from kvpolicies.observation import NewestQueries, average_pool, odd_kernel
 from kvpolicies.policy import Scores, View
@@ -13,12 +15,16 @@ class SnapKV(NewestQueries):
 
     Evicts every `every` tokens (at most an eighth of the budget at once). The queries keep the
     rotation of their own positions; neighbours are neighbours in position, not in slot.
+
+    `faithful=True` is the paper's rule: the prompt, once complete, is compressed to the budget (no
+    sinks, the observation window kept), and every new token stays.
     """
 
     name = "snapkv"
     source = "SnapKV, arXiv 2404.14469 (decode form)"
     observe_window: int = 32
     kernel: int = 5
+    faithful: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -28,6 +34,30 @@ class SnapKV(NewestQueries):
     def observed(self) -> int:
         """The observation window."""
         return self.observe_window
+
+    def grant(self, budget: Budget, prompt: int, limit: int) -> Budget:
+        """Under `faithful=True`: room for the whole prompt, and for all new tokens."""
+        if not self.faithful:
+            return budget
+        if budget.total <= self.observe_window:
+            raise UserError(
+                f"snapkv(faithful=True): budget {budget.total} must be larger than "
+                f"observe_window, {self.observe_window}"
+            )
+        total = max(prompt, budget.total) + limit
+        return Grant(total, 0, self.observe_window, budget.total, prompt)
+
+    def full_at(self, budget: Budget, seen: int) -> int:
+        """Under `faithful=True`: the budget at the prompt's end, never later."""
+        if isinstance(budget, Grant) and seen == budget.prompt > budget.asked:
+            return budget.asked
+        return budget.total
+
+    def drop(self, budget: Budget) -> int:
+        """What the prompt exceeds the budget by under `faithful=True`, else as `batched_drop`."""
+        if isinstance(budget, Grant):
+            return budget.prompt - budget.asked
+        return super().drop(budget)
 
     def scores(self, view: View) -> Scores:
         """softmax -> sum over queries -> average-pool -> max over the group."""

@@ -24,7 +24,7 @@ def run(spec: str, model: Any = None, rows: list[list[int]] = PROMPTS, **kw: Any
 
 def through_transformers(spec: str, model: Any, rows: list[list[int]], budget: Budget) -> Any:
     ids, mask = padded(rows)
-    cache = kvpolicies.FixedBudgetCache(model, spec, budget, trace_length=ids.shape[1] + NEW)
+    cache = kvpolicies.FixedBudgetCache(model, spec, budget, max_length=ids.shape[1] + NEW, trace=True)
     with kvpolicies.attach(model, cache):
         name = "cache" if "cache" in model.forward.__code__.co_varnames else "past_key_values"
         out = model.generate(
