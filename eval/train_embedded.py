@@ -3,9 +3,11 @@
     python -m kvpolicies.eval.train_embedded --out runs/embedded
 
 Notable: a short stage of bare look-ups comes first, then traces whose plans grow; the loss reads
-trace tokens only; Muon moves the matrices, AdamW the embedding and the norms. A checkpoint holds
-model, optimisers and step, so a killed run continues exactly where it was: give the same command
-again. One CPU thread needs about 20 minutes.
+trace tokens only; Muon moves the matrices, AdamW the embedding and the norms. Attention starts
+sharp, for then look-up is learned soon, and is softened half-way, for a query of a large model is
+not meant for one token of 800 either. A checkpoint holds model, optimisers and step, so a killed
+run continues exactly where it was: give the same command again. One CPU thread needs about 25
+minutes.
 """
 
 from __future__ import annotations
@@ -31,18 +33,21 @@ from kvpolicies.eval.muon import Muon
 class Recipe:
     """Everything that decides the weights, beside the seed."""
 
-    steps: int = 1300
+    steps: int = 1700
     muon_lr: float = 0.02
     adam_lr: float = 3e-3
     warmup: int = 50
     decay_from: float = 0.5  # constant before this share of the run, then linear to zero
     clip: float = 1.0
+    sharp: float = 2.0  # query and key norms at the start
+    soft: float = 0.85  # the most they may be at the end
+    soften: tuple[float, float] = (0.25, 0.6)  # the share of the run in which the limit falls
     checkpoint_every: int = 100
     stages: tuple[Stage, ...] = (
         Stage(150, 2, 6, 2048, drills=24),
         Stage(300, 2, 8, 2048),
         Stage(500, 4, 18, 4096),
-        Stage(1300, 4, 38, 4096),
+        Stage(1700, 4, 38, 4096),
     )
 
     def scaled(self, steps: int) -> Recipe:
@@ -86,11 +91,29 @@ def learning_rate_share(recipe: Recipe, step: int) -> float:
     return min(1.0, warm, left)
 
 
+def norm_limit(recipe: Recipe, step: int) -> float:
+    """The most that the query and key norms' weights may be, root mean square, after a step."""
+    begin, end = recipe.soften
+    done = min(1.0, max(0.0, (step / recipe.steps - begin) / (end - begin)))
+    return recipe.sharp + (recipe.soft - recipe.sharp) * done
+
+
 @torch.no_grad()
-def initialise(model: Qwen3ForCausalLM) -> None:
+def limit_norms(model: Qwen3ForCausalLM, most: float) -> None:
+    """Shrinks the weights of query and key norms to a root mean square of `most`, if larger.
+
+    A logit is at most their product times the square root of the head size.
+    """
+    for name, weight in model.named_parameters():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            weight.mul_((most / weight.square().mean().sqrt()).clamp_max(1.0))
+
+
+@torch.no_grad()
+def initialise(model: Qwen3ForCausalLM, sharp: float = 2.0) -> None:
     """Start where in-context look-up is learned soon; without this most of a run waits for it.
 
-    Query and key norms start at 2 rather than 1, so that a head can single out one token of 800.
+    Query and key norms start at `sharp` rather than 1: a head can single out one token of 800.
     Two heads of the first layer start as "the token before" and "the one before that": all
     embeddings share one constant coordinate, and RoPE turns it into attention at a distance.
     """
@@ -100,7 +123,7 @@ def initialise(model: Qwen3ForCausalLM) -> None:
     embedding[:, 0] = 0.3
     for name, weight in weights.items():
         if name.endswith(("q_norm.weight", "k_norm.weight")):
-            weight.fill_(2.0)
+            weight.fill_(sharp)
     keys = weights["model.layers.0.self_attn.k_proj.weight"][:32]
     frequency = model.model.rotary_emb.inv_freq  # [16]
     size = (2.0 ** -torch.arange(len(frequency))).sqrt()  # mostly the fast ones: a sharp peak
@@ -121,7 +144,7 @@ class Trainer:
         self.path = out / "checkpoint.pt"
         torch.manual_seed(seed)
         self.model = Qwen3ForCausalLM(model_config()).float().train()
-        initialise(self.model)
+        initialise(self.model, recipe.sharp)
         self.ids = {word: token for token, word in enumerate(ledger.vocabulary())}
         inner = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
         chosen = {id(p) for p in inner}
@@ -148,6 +171,7 @@ class Trainer:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         self.at += 1
+        limit_norms(self.model, norm_limit(self.recipe, self.at))
         return loss.item()
 
     def save(self) -> None:

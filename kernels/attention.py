@@ -1,55 +1,108 @@
 """Attention of new queries over fixed slots, grouped-query heads packed; its weights on request."""
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from kvpolicies.kernels.softmax import Softmax
 
 # Queries handled at once: bounds the mask, however long the prompt.
 BLOCK = 256
 
 
+@dataclass(frozen=True)
+class Visible:
+    """Which slots each of n queries sees.
+
+    `last` [B or 1, n]: slots up to this one; None = all. With `first` [B, n], of these only slots
+    whose position [B, L] is not before it (a sliding window; all heads hold the same positions).
+    """
+
+    last: Tensor | None = None
+    first: Tensor | None = None
+    positions: Tensor | None = None
+
+    def blocks(self, n: int) -> "list[tuple[slice, Visible]]":
+        """Cut into at most BLOCK of the n queries each."""
+        if n <= BLOCK:
+            return [(slice(0, n), self)]
+        parts = [slice(i, min(i + BLOCK, n)) for i in range(0, n, BLOCK)]
+        return [(p, Visible(_at(self.last, p), _at(self.first, p), self.positions)) for p in parts]
+
+    def mask(self, length: int) -> Tensor | None:
+        """[B or 1, n, L] bool, or None if all is visible."""
+        mask = None
+        if self.last is not None:
+            mask = torch.arange(length, device=self.last.device) <= self.last[..., None]
+        if self.first is not None:
+            assert self.positions is not None
+            near = self.positions[:, None] >= self.first[..., None]
+            mask = near if mask is None else mask & near
+        return mask
+
+
+def _at(x: Tensor | None, columns: slice) -> Tensor | None:
+    return None if x is None else x[:, columns]
+
+
 def slot_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, last: Tensor | None, scale: float
+    queries: Tensor, keys: Tensor, values: Tensor, visible: Visible, softmax: Softmax
 ) -> Tensor:
-    """softmax(q k^T * scale) v over the slots that each query may see.
+    """softmax(q k^T) v over the slots that each query may see.
 
     Args:
         queries: [B, H, G, n, D].
         keys, values: [B, H, L, D].
-        last: [B or 1, n] integer, the last slot that query i may see; None = all L.
-        scale: multiplies the logits.
 
     Returns:
         [B, H, G, n, D] in the queries' dtype.
     """
+    parts = []
+    for columns, part in visible.blocks(queries.shape[3]):
+        mask = part.mask(keys.shape[2])
+        mask = None if mask is None else mask[:, None]
+        parts.append(masked_attention(queries[:, :, :, columns], keys, values, mask, softmax))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
+
+
+def masked_attention(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, softmax: Softmax
+) -> Tensor:
+    """The same under any `mask` [B or 1, H or 1, n, L] bool."""
+    if not softmax.plain:
+        return _weighted(queries, keys, values, mask, softmax)[0]
     b, h, g, n, d = queries.shape
-    if n > BLOCK and last is not None:
-        blocks = zip(queries.split(BLOCK, 3), last.split(BLOCK, 1), strict=True)
-        parts = [slot_attention(q, keys, values, until, scale) for q, until in blocks]
-        return torch.cat(parts, dim=3)
-    mask = None if last is None else visible(last, keys.shape[2])[:, None].repeat(1, 1, g, 1)
     # The group rides in the query dimension: keys are read once per KV head.
     out = F.scaled_dot_product_attention(
-        queries.reshape(b, h, g * n, d), keys, values, attn_mask=mask, scale=scale
+        queries.reshape(b, h, g * n, d),
+        keys,
+        values,
+        attn_mask=None if mask is None else mask.repeat(1, 1, g, 1),
+        scale=softmax.scale,
     )
     return out.reshape(b, h, g, n, d)
 
 
 def slot_attention_with_weights(
-    queries: Tensor, keys: Tensor, values: Tensor, last: Tensor | None, scale: float
+    queries: Tensor, keys: Tensor, values: Tensor, visible: Visible, softmax: Softmax
 ) -> tuple[Tensor, Tensor]:
     """`slot_attention`, and its weights [B, H, G, n, L] in float32 (zero where not visible)."""
+    mask = visible.mask(keys.shape[2])
+    return _weighted(queries, keys, values, None if mask is None else mask[:, None], softmax)
+
+
+def _weighted(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, softmax: Softmax
+) -> tuple[Tensor, Tensor]:
     b, h, g, n, d = queries.shape
     length = keys.shape[2]
     packed = queries.float().reshape(b, h, g * n, d)
-    logits = (packed @ keys.float().transpose(-1, -2) * scale).view(b, h, g, n, length)
-    if last is not None:
-        logits = logits.masked_fill(~visible(last, length)[:, None, None], float("-inf"))
-    weights = logits.softmax(dim=-1)
-    out = weights.view(b, h, g * n, length) @ values.float()
+    products = (packed @ keys.float().transpose(-1, -2)).view(b, h, g, n, length)
+    logits = softmax.logits(products)
+    if mask is not None:
+        logits = logits.masked_fill(~mask[:, :, None], float("-inf"))
+    weights = softmax.weights(logits)
+    out = weights.reshape(b, h, g * n, length) @ values.float()
     return out.to(queries.dtype).view(b, h, g, n, d), weights
-
-
-def visible(last: Tensor, length: int) -> Tensor:
-    """[B, n, L] bool: slot j is visible to query i iff j <= last[i]."""
-    return torch.arange(length, device=last.device) <= last[..., None]

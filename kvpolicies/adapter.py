@@ -1,136 +1,29 @@
 """The one file that knows transformers' internals.
 
-It registers an attention function and its mask function (once, at the first `attach`), learns the
-model's sizes and rotation, refuses by name what cannot work, and hides the names that change
-between releases (5.17 says `past_key_values` where 5.24 says `cache`).
+It registers an attention function and its mask function (once, at the first `attach`), and hides
+the names that change between releases (5.17 says `past_key_values` where 5.24 says `cache`).
 """
 
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, logging
 
+from kvpolicies.architecture import attention_modules, inspect_model
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.errors import UserError
-from kvpolicies.policy import Policy
-from kvpolicies.rope import Rope
+from kvpolicies.kernels.attention import masked_attention
+from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.steps import Tokens, process
 
 NAME = "kvpolicies"
 
 # Attention modules of models inside an `attach` or a replay, with what serves them.
 _served: dict[nn.Module, Callable[..., Tensor]] = {}
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a model's attention."""
-
-    layers: int
-    heads: int
-    groups: int
-    head_dim: int
-
-
-def inspect_model(model: Any, policy: Policy | None = None) -> Shape:
-    """Reads a model's sizes.
-
-    Raises:
-        UserError: naming the model's architecture and what of it cannot work here.
-    """
-    config = model.config.get_text_config(decoder=True)
-    name = type(model).__name__
-    reason = _why_unsupported(model.config, config)
-    modules = _attention_modules(model)
-    if not reason and len(modules) != config.num_hidden_layers:
-        reason = f"{len(modules)} attention layers for {config.num_hidden_layers} decoder layers"
-    if not reason and policy is not None and (policy.needs_rope or policy.rerotates):
-        reason = _why_unknown_rope(modules[0], config)
-    if reason:
-        raise UserError(f"model {name} ({config.model_type}) is not supported: {reason}")
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return Shape(config.num_hidden_layers, kv_heads, heads // kv_heads, head_dim)
-
-
-def _why_unsupported(whole: Any, config: Any) -> str:
-    if getattr(whole, "is_encoder_decoder", False):
-        return "encoder-decoder models attend across to an encoder; only decoders are evicted here"
-    if getattr(config, "kv_lora_rank", None):
-        return "multi-head latent attention (MLA) caches no keys and values per head"
-    if getattr(config, "add_cross_attention", False):
-        return "cross-attention is not evicted here"
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        return f"layers of kind {', '.join(sorted(kinds - {'full_attention'}))}"
-    if not hasattr(config, "num_attention_heads") or getattr(config, "state_size", None):
-        return "state-space layers hold no KV cache"
-    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        return "sliding-window layers"
-    if getattr(config, "attn_logit_softcapping", None):
-        return "attention logits are soft-capped"
-    return ""
-
-
-def _why_unknown_rope(module: nn.Module, config: Any) -> str:
-    """Compares our rotation with the model's own function, on random numbers."""
-    source = inspect.getmodule(type(module))
-    theirs = getattr(source, "apply_rotary_pos_emb", None)
-    if theirs is None:
-        return "its rotary position embedding is not found, and this policy rotates queries itself"
-    kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if kind in ("dynamic", "longrope"):
-        return (
-            f"RoPE of type {kind!r} changes with the length, and this policy rotates queries itself"
-        )
-    g = torch.Generator().manual_seed(0)
-    q = torch.randn(1, 1, 3, 16, generator=g)
-    cos, sin = torch.randn(2, 1, 3, 16, generator=g)
-    cos[..., 8:], sin[..., 8:] = cos[..., :8], sin[..., :8]
-    rope = Rope(lambda positions: (cos, sin))
-    rope.prepare(3, q.device)
-    try:
-        expected = theirs(q, q, cos, sin)[0]
-    except (TypeError, RuntimeError):
-        expected = torch.zeros(())
-    ours = rope.rotate(q, torch.arange(3)[None])
-    if expected.shape != ours.shape or not torch.allclose(expected, ours, atol=1e-5):
-        return "its rotary layout is not the half-split one, and this policy rotates queries itself"
-    return ""
-
-
-def _attention_modules(model: Any) -> list[nn.Module]:
-    """The decoder's self-attention modules, by layer."""
-    found = {
-        m.layer_idx: m
-        for m in model.modules()
-        if isinstance(getattr(m, "layer_idx", None), int) and hasattr(m, "scaling")
-    }
-    return [found[i] for i in sorted(found)]
-
-
-def find_ropes(model: Any) -> list[Rope]:
-    """Each layer's rotation (one table, shared), from the model's own rotary embedding."""
-    modules = _attention_modules(model)
-    rotary = next((m for n, m in model.named_modules() if n.endswith("rotary_emb")), None)
-    if rotary is None:
-        return [Rope(None)] * len(modules)
-    dummy = torch.empty(0, device=next(rotary.buffers()).device)
-
-    @torch.no_grad()
-    def cos_sin(positions: Tensor) -> tuple[Tensor, Tensor]:
-        return rotary(dummy, positions)
-
-    shared = Rope(cos_sin)
-    # Some models leave some layers without positions (SmolLM3).
-    return [shared if getattr(m, "use_rope", True) else Rope(None) for m in modules]
 
 
 def _attention(
@@ -151,7 +44,7 @@ def _mask(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> Tensor | 
 @contextmanager
 def _serving(model: Any, serve: list[Callable[..., Tensor]]) -> Iterator[list[nn.Module]]:
     """Routes the model's attention to `serve[layer]`, and undoes it on leaving."""
-    modules = _attention_modules(model)
+    modules = attention_modules(model)
     if any(m in _served for m in modules):
         raise UserError("this model is already attached to a cache; leave that `with` block first")
     AttentionInterface.register(NAME, _attention)
@@ -191,16 +84,14 @@ def attach(model: Any, cache: FixedBudgetCache) -> Iterator[FixedBudgetCache]:
         if module.layer_idx == 0:
             batch[:] = [cache.scheduled or _batch(cache, query, mask, kw.get("position_ids"))]
         rows, counts = batch[0]
-        for name in ("softcap", "s_aux", "sliding_window"):
-            if kw.get(name) is not None:
-                raise UserError(f"{type(module).__name__}: {name} in attention is not supported")
         b, h = key.shape[:2]
+        softmax = _softmax(module, h, cache.shape.spans[module.layer_idx], kw)
         tokens = Tokens(
             query.reshape(b, h, -1, *query.shape[2:]),
             key,
             value,
             inputs.get(module.layer_idx),
-            kw.get("scaling") or module.scaling,
+            softmax,
         )
         return process(cache.slot_layers[module.layer_idx], tokens, rows, counts).flatten(1, 2)
 
@@ -217,6 +108,21 @@ def attach(model: Any, cache: FixedBudgetCache) -> Iterator[FixedBudgetCache]:
             for hook in hooks:
                 hook.remove()
             cache.set_attached(False)
+
+
+def _softmax(module: Any, heads: int, span: int | None, given: dict[str, Any]) -> Softmax:
+    """What the module hands to its attention function, beside queries, keys and values."""
+    if given.get("sliding_window") != span:
+        raise UserError(
+            f"{type(module).__name__}: sliding window {given.get('sliding_window')} in layer "
+            f"{module.layer_idx}, expected {span} from its config"
+        )
+    sink = given.get("s_aux")
+    return Softmax(
+        given.get("scaling") or module.scaling,
+        given.get("softcap"),
+        None if sink is None else sink.view(heads, -1),
+    )
 
 
 def _batch(
@@ -281,17 +187,13 @@ def masked_dense(model: Any, mask: Callable[[int], Tensor]) -> Iterator[None]:
 
     def serve(module: Any, query: Tensor, key: Tensor, value: Tensor, _: Any, **kw: Any) -> Tensor:
         b, h, t, d = key.shape
-        out = nn.functional.scaled_dot_product_attention(
-            query.reshape(b, h, -1, t, d),
-            key[:, :, None],
-            value[:, :, None],
-            attn_mask=mask(module.layer_idx)[:, :, None],
-            scale=kw.get("scaling") or module.scaling,
-        )
+        softmax = _softmax(module, h, spans[module.layer_idx], kw)
+        grouped = query.reshape(b, h, -1, t, d)
+        out = masked_attention(grouped, key, value, mask(module.layer_idx), softmax)
         return out.flatten(1, 2)
 
-    inspect_model(model)
-    with _serving(model, [serve] * len(_attention_modules(model))):
+    spans = inspect_model(model).spans
+    with _serving(model, [serve] * len(attention_modules(model))):
         yield
 
 

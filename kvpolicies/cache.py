@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.layer import SlotLayer
 from kvpolicies.policy import Geometry, Policy
+from kvpolicies.sliding import Sliding, sliding_budget
 
 
 class _Passing(CacheLayerMixin):
@@ -92,7 +94,7 @@ class FixedBudgetCache(Cache):
         max_length: int = 0,
         trace: bool = False,
     ):
-        from kvpolicies.adapter import find_ropes, inspect_model
+        from kvpolicies.architecture import find_ropes, inspect_model
         from kvpolicies.registry import resolve
 
         self.policy = resolve(policy)
@@ -136,10 +138,17 @@ class FixedBudgetCache(Cache):
         geometry = Geometry(
             rows, s.heads, s.groups, self.slots, s.head_dim, dtype, device, self.max_length
         )
-        self.slot_layers = [
-            SlotLayer(geometry, self.policy, i, rope, self.trace_length)
-            for i, rope in enumerate(self.ropes)
-        ]
+        self.slot_layers = []
+        for i, (rope, span) in enumerate(zip(self.ropes, s.spans, strict=True)):
+            own, policy = geometry, self.policy
+            if span is not None:
+                most = sliding_budget(span).total
+                own = replace(geometry, slots=min(most, self.max_length or most))
+                policy = Sliding()
+            self.slot_layers.append(SlotLayer(own, policy, i, rope, self.trace_length, span))
+        if self.max_length and (self.policy.needs_rope or self.policy.rerotates):
+            for rope in self.ropes:  # what cannot be rotated so far is refused now, not on the way
+                rope.prepare(self.max_length, device)
         for row in range(rows):
             self.start(row, self.budgets[row % len(self.budgets)])
 
@@ -151,7 +160,8 @@ class FixedBudgetCache(Cache):
         `futures` is the recording of the sequence's full run, one a layer (recording.py).
         """
         for i, layer in enumerate(self.slot_layers):
-            layer.reset(row, budget, seed, futures[i] if futures else None)
+            own = budget if layer.span is None else sliding_budget(layer.span)
+            layer.reset(row, own, seed, futures[i] if futures else None)
 
     def move_row(self, source: int, destination: int) -> None:
         """Moves a sequence to a row that nobody uses."""
@@ -168,11 +178,18 @@ class FixedBudgetCache(Cache):
 
     def next_step(self, row: int, remaining: int) -> int:
         """Tokens of a prompt to bring in the row's next forward, `remaining` still to come."""
-        return self.slot_layers[0].room(row, remaining)[1]
+        return self._evicting[0].room(row, remaining)[1]
 
     def max_slots(self, row: int) -> int:
-        """The most slots that any head has held for the row's sequence."""
-        return max(layer.peak[row] for layer in self.slot_layers)
+        """The most slots that any head has held for the row's sequence.
+
+        Layers with a sliding window aside, unless there are no others: see sliding.py.
+        """
+        return max(layer.peak[row] for layer in self._evicting)
+
+    @property
+    def _evicting(self) -> list[SlotLayer]:
+        return [layer for layer in self.slot_layers if layer.span is None] or self.slot_layers
 
     def cache_bytes(self) -> int:
         """Bytes of keys, values and positions of one row, all layers."""

@@ -21,6 +21,7 @@ from kvpolicies.admission import Request, admit
 from kvpolicies.budget import Budget
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.policy import Policy, whole
+from kvpolicies.recording import record
 from kvpolicies.registry import resolve
 from kvpolicies.sampling import Sampling, choose
 from kvpolicies.trace import EvictionTrace
@@ -46,6 +47,8 @@ class Generation:
     """Keys, values and positions of its row, all layers, as allocated."""
     state_bytes: int
     """The policy's own tensors of its row, all layers."""
+    choices: list[int]
+    """What the model chose at each step: its tokens, unless others were forced."""
     trace: EvictionTrace | None = None
 
 
@@ -87,7 +90,9 @@ def generate(
         temperature, top_p, top_k: sampling; temperature 0 is greedy.
         seed: with `request_ids` (default: the prompt's index) it fixes a request's random numbers,
             whatever its batch.
-        forced: teacher forcing: these new tokens are fed instead of the model's own choices.
+        forced: teacher forcing: these new tokens are fed instead of the model's own choices. A
+            policy that looks ahead (oracle) needs them: a full run over them is recorded first,
+            whose time counts as nobody's.
         on_logits: called as (prompt index, step, logits [V] float32) for each new token.
         on_finish: called as (prompt index, Generation) when a prompt is done.
         trace: record eviction times.
@@ -170,7 +175,7 @@ class _Loop:
             while free and queue:
                 request = queue.popleft()
                 request.row = free.pop(0)
-                self.cache.start(request.row, request.budget, request.identity)
+                self._start(request)
                 new.append(request)
             self._prefill(new)
             active = sorted([*active, *new], key=lambda r: r.row)
@@ -179,16 +184,27 @@ class _Loop:
                 active.remove(request)
                 free.append(request.row)
                 free.sort()
+                self._forget_future(request.row)
                 yield request.index, self._generation(request)
             if active and not (free and queue):
                 active = self._without_gaps(active, free)
                 self._advance(active, [1] * len(active))
+
+    def _start(self, r: Request) -> None:
+        """Gives the request its row, and its recording to a policy that looks ahead."""
+        futures = record(self.model, r.to_feed) if self.cache.policy.needs_future else None
+        self.cache.start(r.row, r.budget, r.identity, futures)
+
+    def _forget_future(self, row: int) -> None:
+        for layer in self.cache.slot_layers:
+            layer.futures[row] = None
 
     def _without_gaps(self, active: list[Request], free: list[int]) -> list[Request]:
         """Moves rows down into free ones, so that a step is one slice of the cache."""
         while free and active[-1].row > free[0]:
             request, gap = active.pop(), free.pop(0)
             self.cache.move_row(request.row, gap)
+            self._forget_future(request.row)
             free.append(request.row)
             free.sort()
             request.row = gap
@@ -234,6 +250,7 @@ class _Loop:
         randoms = [r.random for r in requests]
         chosen = choose(logits, self.chain, self.sampling.temperature == 0, randoms)
         for r, token in zip(requests, chosen, strict=True):
+            r.choices.append(token)
             r.tokens.append(token if r.forced is None else r.forced[len(r.tokens)])
 
     def _finished(self, r: Request) -> bool:
@@ -251,14 +268,14 @@ class _Loop:
             budget_total=r.budget.total,
             cache_bytes=self.cache.cache_bytes(),
             state_bytes=self.cache.state_bytes(),
+            choices=r.choices,
             trace=self._trace(r) if self.cache.trace_length else None,
         )
 
     def _trace(self, r: Request) -> EvictionTrace:
         # The last token was chosen but never processed: it has no keys, and no eviction time.
         fed = [*r.prompt, *r.tokens][: r.fed]
-        all_times = [layer.eviction_times for layer in self.cache.slot_layers]
-        times = torch.stack([t[r.row, :, : r.fed] for t in all_times if t is not None])
+        times = torch.stack([layer.times(r.row, r.fed) for layer in self.cache.slot_layers])
         return EvictionTrace(times[None].clone(), torch.tensor([fed]))
 
 

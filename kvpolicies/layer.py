@@ -12,6 +12,7 @@ from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.eviction import choose_victims
 from kvpolicies.kernels.compact import compact
+from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.policy import Geometry, Policy, View
 from kvpolicies.rope import Rope
 from kvpolicies.trace import NEVER
@@ -30,6 +31,8 @@ class SlotLayer:
         policy: who decides what goes.
         index: the layer's number in the model.
         rope: the model's rotation at this layer.
+        trace_length: record eviction times of so many positions.
+        span: tokens that a query looks back, itself included (a sliding window); None = all.
 
     Attributes:
         keys, values: [B, H, C, D]. positions: [B, H, C] int32, -1 = empty.
@@ -39,9 +42,16 @@ class SlotLayer:
     """
 
     def __init__(
-        self, geometry: Geometry, policy: Policy, index: int, rope: Rope, trace_length: int = 0
+        self,
+        geometry: Geometry,
+        policy: Policy,
+        index: int,
+        rope: Rope,
+        trace_length: int = 0,
+        span: int | None = None,
     ):
         g = geometry
+        self.span, self.softmax = span, Softmax(g.head_dim**-0.5)
         self.geometry, self.policy, self.index, self.rope = g, policy, index, rope
         shape = (g.rows, g.heads, g.slots, g.head_dim)
         self.keys = torch.zeros(shape, dtype=g.dtype, device=g.device)
@@ -141,15 +151,15 @@ class SlotLayer:
             self.seen[i] += n
             self.peak[i] = max(self.peak[i], self.lengths[i])
 
-    def make_room(self, rows: slice, drops: Sequence[int], scale: float) -> None:
+    def make_room(self, rows: slice, drops: Sequence[int]) -> None:
         """Evicts `drops[i]` slots of every head of each row; 0 leaves a row alone."""
         todo = [(n, self.lengths[rows.start + i] if n else 0) for i, n in enumerate(drops)]
         for first, last, (n_drop, length) in runs(todo):
             if n_drop:
-                self._evict(slice(rows.start + first, rows.start + last), n_drop, length, scale)
+                self._evict(slice(rows.start + first, rows.start + last), n_drop, length)
 
-    def _evict(self, rows: slice, n_drop: int, length: int, scale: float) -> None:
-        view = self.view(rows, scale)
+    def _evict(self, rows: slice, n_drop: int, length: int) -> None:
+        view = self.view(rows)
         scores = self.policy.scores(view)
         self.bad_score |= scores.isnan().any()
         if self.geometry.device.type == "cpu":
@@ -174,7 +184,7 @@ class SlotLayer:
         self.positions[rows, :, length - n_drop : length] = -1
         for i in range(rows.start, rows.stop):
             self.lengths[i] -= n_drop
-        self.policy.evicted(self.view(rows, scale))
+        self.policy.evicted(self.view(rows))
 
     def check_scores(self) -> None:
         """Raises UserError if any score so far was NaN (waits for the device)."""
@@ -184,7 +194,7 @@ class SlotLayer:
                 "or keys are not finite (try a wider dtype such as bfloat16 or float32)"
             )
 
-    def view(self, rows: slice, scale: float) -> View:
+    def view(self, rows: slice) -> View:
         """What a policy may see of some rows; tensors are views into this layer."""
         lengths = self.lengths[rows]
         filled = max(lengths)
@@ -202,9 +212,20 @@ class SlotLayer:
             slot_state={name: t[rows, :, :filled] for name, t in self.slot_state.items()},
             counters=self.counters[rows],
             rope=self.rope,
-            scale=scale,
+            softmax=self.softmax,
             futures=self.futures[rows],
         )
+
+    def times(self, row: int, n: int) -> Tensor:
+        """Eviction times [H, n] int32 of the row's first n tokens, when a trace is recorded.
+
+        A sliding window hides a token `span` steps after it came, whenever its slot is freed.
+        """
+        assert self.eviction_times is not None, "no trace is recorded"
+        if self.span is None:
+            return self.eviction_times[row, :, :n]
+        times = torch.arange(n, dtype=torch.int32, device=self.positions.device) + self.span
+        return times.expand(self.geometry.heads, n)
 
     def token_positions(self, rows: slice, n: int) -> Tensor:
         """Positions [b, n] int64 that the next n tokens of each row will have."""

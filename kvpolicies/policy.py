@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvpolicies.budget import Budget
+from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.rope import Rope
 
 Scores = Float[Tensor, "B H L"]
@@ -84,10 +85,15 @@ class View:
     counters: list[dict[str, int]]
     """The policy's host counters, one dict a row, empty when a sequence begins."""
     rope: Rope
-    scale: float
-    """Multiplies attention logits."""
+    softmax: Softmax
+    """How the model turns products of queries and keys into attention weights."""
     futures: list[Any]
     """Each row's recording of the run to come (`needs_future`; see recording.py), else None."""
+
+    @property
+    def scale(self) -> float:
+        """Multiplies products of queries and keys."""
+        return self.softmax.scale
 
     @property
     def newest(self) -> Int[Tensor, "B"]:

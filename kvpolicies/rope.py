@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kvpolicies.errors import UserError
+
 
 class Rope:
     """cos and sin by position, tabulated once and grown by doubling.
@@ -17,17 +19,34 @@ class Rope:
     Args:
         cos_sin: maps positions [1, P] int64 to the model's own (cos, sin), each [1, P, R] with
             R <= D the rotated part of a head; None for a layer without positions (NoPE).
+        limit: the length up to which cos and sin do not depend on the length (LongRoPE and dynamic
+            scaling change beyond it); None = at any length.
     """
 
-    def __init__(self, cos_sin: Callable[[Tensor], tuple[Tensor, Tensor]] | None):
-        self._cos_sin = cos_sin
+    def __init__(
+        self,
+        cos_sin: Callable[[Tensor], tuple[Tensor, Tensor]] | None,
+        limit: int | None = None,
+    ):
+        self._cos_sin, self._limit = cos_sin, limit
         self._cos = self._sin = torch.empty(0, 0)
 
     def prepare(self, length: int, device: torch.device) -> None:
-        """Tabulates positions 0 .. length - 1."""
+        """Tabulates positions 0 .. length - 1.
+
+        Raises:
+            UserError: beyond the limit.
+        """
         if self._cos_sin is None or length <= self._cos.shape[0]:
             return
         size = max(length, 2 * self._cos.shape[0])
+        if self._limit is not None:
+            size = min(size, self._limit)
+            if length > size:
+                raise UserError(
+                    f"a sequence of {length} tokens: beyond {self._limit} the model's RoPE changes "
+                    "with the length, and this policy rotates queries itself"
+                )
         cos, sin = self._cos_sin(torch.arange(size, device=device)[None])
         self._cos, self._sin = cos[0].float(), sin[0].float()
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvpolicies.kernels.attention import slot_attention, slot_attention_with_weights
+from kvpolicies.kernels.attention import Visible, slot_attention, slot_attention_with_weights
+from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.layer import SlotLayer, runs
 from kvpolicies.policy import Step, View
 
@@ -33,7 +34,7 @@ class Tokens:
     keys: Tensor  # [A, H, T, D]
     values: Tensor  # [A, H, T, D]
     inputs: Tensor | None  # [A, T, E]
-    scale: float
+    softmax: Softmax | float  # a float is its scale alone
 
     def part(self, rows: slice, columns: slice) -> "Tokens":
         """The tokens of some rows and columns, as views."""
@@ -42,7 +43,7 @@ class Tokens:
             self.keys[rows, :, columns],
             self.values[rows, :, columns],
             None if self.inputs is None else self.inputs[rows, columns],
-            self.scale,
+            self.softmax,
         )
 
 
@@ -57,6 +58,8 @@ def process(layer: SlotLayer, tokens: Tokens, rows: Sequence[int], counts: Seque
     Returns:
         [A, H, G, T, D], without gradient; zeros where the query is padding.
     """
+    softmax = tokens.softmax
+    layer.softmax = softmax if isinstance(softmax, Softmax) else Softmax(softmax)
     out = torch.zeros_like(tokens.queries)
     width = out.shape[3]
     left = list(counts)
@@ -88,33 +91,41 @@ def _plan(layer: SlotLayer, row: int, remaining: int) -> tuple[int, int]:
 
 def _step(layer: SlotLayer, tokens: Tokens, rows: slice, drops: list[int]) -> Tensor:
     n = tokens.keys.shape[2]
-    layer.make_room(rows, drops, tokens.scale)
+    layer.make_room(rows, drops)
     before = layer.lengths[rows]
     positions = layer.token_positions(rows, n)
-    layer.rope.prepare(max(layer.seen[rows]) + n, positions.device)
+    if layer.policy.needs_rope or layer.policy.rerotates:
+        layer.rope.prepare(max(layer.seen[rows]) + n, positions.device)
     layer.append(tokens.keys, tokens.values, rows)
-    view = layer.view(rows, tokens.scale)
-    last = _last_visible(layer, before, n)
+    view = layer.view(rows)
+    visible = _visible(layer, view, before, positions)
     queries, keys = tokens.queries, view.keys
     if layer.policy.rerotates:
         queries, keys = _by_rank(view, queries, positions, layer.counting(before, n))
     if layer.policy.needs_attention:
-        out, weights = slot_attention_with_weights(queries, keys, view.values, last, tokens.scale)
+        out, weights = slot_attention_with_weights(
+            queries, keys, view.values, visible, layer.softmax
+        )
     else:
-        out, weights = slot_attention(queries, keys, view.values, last, tokens.scale), None
+        out, weights = slot_attention(queries, keys, view.values, visible, layer.softmax), None
     layer.policy.observe(view, Step(tokens.queries, positions, weights, tokens.inputs))
     return out
 
 
-def _last_visible(layer: SlotLayer, before: list[int], n: int) -> Tensor | None:
-    """[b or 1, n]: the i-th new query sees the old slots and the first i + 1 new ones.
+def _visible(layer: SlotLayer, view: View, before: list[int], positions: Tensor) -> Visible:
+    """The i-th new query sees the old slots and the first i + 1 new ones, within the layer's span.
 
     By slot, not by position: old tokens are all earlier, new ones were appended in order; hence
     one limit for all heads, though each holds other positions.
     """
+    n, last = positions.shape[1], None
     if len(set(before)) > 1:
-        return layer.counting(before, n)
-    return None if n == 1 else layer.counting(before[:1], n)
+        last = layer.counting(before, n)
+    elif n > 1:
+        last = layer.counting(before[:1], n)
+    if layer.span is None:
+        return Visible(last)
+    return Visible(last, positions - layer.span + 1, view.positions[:, 0])
 
 
 def _by_rank(view: View, queries: Tensor, positions: Tensor, rank: Tensor) -> tuple[Tensor, Tensor]:

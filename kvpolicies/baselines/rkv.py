@@ -69,8 +69,9 @@ class RKV(NewestQueries):
     def _importance(self, view: View) -> Tensor:
         when = view.state["when"]
         queries = view.state["queries"].float()
-        logits = torch.einsum("bhgnd,bhld->bhgnl", queries, view.keys.float()) * view.scale
-        logits = logits.amax(dim=2)  # [B, H, N, L]
+        products = torch.einsum("bhgnd,bhld->bhgnl", queries, view.keys.float())
+        # The group's heads become one, so a model's sink, which is a head's own, plays no part.
+        logits = view.softmax.logits(products).amax(dim=2)  # [B, H, N, L]
         exists = when > 0
         older = (view.positions < oldest_of(when)[:, None, None])[:, :, None]
         weights = logits.masked_fill(~older, torch.finfo(torch.float32).min).softmax(-1) * older

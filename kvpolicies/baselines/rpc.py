@@ -72,7 +72,7 @@ class RPC(NewestQueries):
         # Every query looks from just before the oldest one, so that it sees older keys only.
         before = (oldest[:, None] - 1).expand(when.shape)
         weights = observation_weights(
-            view.state["queries"], view.keys, before, view.positions, view.scale, when > 0
+            view.state["queries"], view.keys, before, view.positions, view.softmax, when > 0
         )
         mass = weights.sum(dim=3).mean(dim=(1, 2), keepdim=True)  # slots align across heads
         pooled = average_pool(mass.expand((*weights.shape[:2], 1, -1)), view.positions, self.kernel)

@@ -63,6 +63,6 @@ class SnapKV(NewestQueries):
         """softmax -> sum over queries -> average-pool -> max over the group."""
         when = view.state["when"]
         weights = observation_weights(
-            view.state["queries"], view.keys, when - 1, view.positions, view.scale, when > 0
+            view.state["queries"], view.keys, when - 1, view.positions, view.softmax, when > 0
         )
         return average_pool(weights.sum(dim=3), view.positions, self.kernel).amax(dim=2)

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from kvpolicies.kernels import attention
-from kvpolicies.kernels.attention import slot_attention, slot_attention_with_weights
+from kvpolicies.kernels.attention import Visible, slot_attention, slot_attention_with_weights
 from kvpolicies.kernels.fps import farthest_points
 from kvpolicies.kernels.observe import observation_weights
 from kvpolicies.kernels.redundancy import key_redundancy
+from kvpolicies.kernels.softmax import Softmax
 
 
 def test_observation_weights_of_queries_that_are_not_there_are_zero() -> None:
@@ -83,8 +84,8 @@ def test_attention_with_and_without_weights(block: int, monkeypatch: pytest.Monk
     q = torch.randn(2, 3, 2, 5, 16, generator=g)
     k, v = torch.randn(2, 2, 3, 9, 16, generator=g)
     last = torch.tensor([[4, 5, 6, 7, 8], [0, 1, 2, 3, 4]])
-    out = slot_attention(q, k, v, last, 0.3)
-    same, weights = slot_attention_with_weights(q, k, v, last, 0.3)
+    out = slot_attention(q, k, v, Visible(last), Softmax(0.3))
+    same, weights = slot_attention_with_weights(q, k, v, Visible(last), Softmax(0.3))
     assert torch.allclose(out, same, atol=1e-6)
     for b in range(2):
         for i in range(5):
@@ -113,3 +114,29 @@ def test_farthest_points(block: int, reference: ModuleType) -> None:
         assert farthest_points(torch.tensor(queries), m).tolist() == list(expected), f"seed {seed}"
         compared += 1
     assert compared >= 15
+
+
+@pytest.mark.parametrize("cap", [None, 1.5])
+@pytest.mark.parametrize("with_sink", [False, True])
+@pytest.mark.parametrize("span", [None, 3])
+def test_capped_sunk_and_sliding_attention_against_plain_numpy(
+    cap: float | None, with_sink: bool, span: int | None
+) -> None:
+    g = torch.Generator().manual_seed(0)
+    q, k = torch.randn(1, 2, 3, 300, 8, generator=g), torch.randn(1, 2, 310, 8, generator=g)
+    v, sink = torch.randn(1, 2, 310, 8, generator=g), torch.randn(2, 3, generator=g)
+    softmax = Softmax(0.5, cap, sink if with_sink else None)
+    last = 10 + torch.arange(300)[None]
+    where = torch.arange(310)[None]
+    visible = Visible(last) if span is None else Visible(last, last - span + 1, where)
+    out = slot_attention(q, k, v, visible, softmax)
+    for h, group, i in [(0, 0, 0), (1, 2, 150), (0, 1, 255), (1, 0, 256), (1, 1, 299)]:
+        seen = slice(0 if span is None else int(last[0, i]) - span + 1, int(last[0, i]) + 1)
+        x = 0.5 * k[0, h, seen].double().numpy() @ q[0, h, group, i].double().numpy()
+        x = x if cap is None else cap * np.tanh(x / cap)
+        e = np.exp(x)
+        weights = e / (e.sum() + (np.exp(float(sink[h, group])) if with_sink else 0))
+        expected = weights @ v[0, h, seen].double().numpy()
+        np.testing.assert_allclose(out[0, h, group, i].numpy(), expected, atol=2e-6)
+    same, _ = slot_attention_with_weights(q, k, v, visible, softmax)
+    torch.testing.assert_close(out, same, atol=2e-6, rtol=0)

@@ -16,7 +16,7 @@ from tests.support.streams import layer_for, tokens_of
 
 def in_dtype(tokens: Tokens, dtype: torch.dtype) -> Tokens:
     q, k, v = (x.bfloat16().to(dtype) for x in (tokens.queries, tokens.keys, tokens.values))
-    return Tokens(q, k, v, None, tokens.scale)
+    return Tokens(q, k, v, None, tokens.softmax)
 
 
 @pytest.mark.parametrize("spec", [s for s in EVICTING if "positions='cache'" not in s])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvpolicies.adapter import find_ropes
+from kvpolicies.architecture import find_ropes
 from kvpolicies.rope import Rope
 from tests.support.models import tiny
 
