@@ -12,9 +12,9 @@ import argparse
 from collections.abc import Sequence
 
 from kvpolicies import config
-from kvpolicies.eval import report
+from kvpolicies.eval import ceiling, report
 from kvpolicies.eval.run import run_study
-from kvpolicies.eval.study import Study, load_study
+from kvpolicies.eval.study import Study, load_study, shipped
 from kvpolicies.eval.summary import Summary
 
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
-        "study", nargs="?", help="YAML file, or a study of the package: default, gsm8k, fidelity"
+        "study", nargs="?", help=f"YAML file, or a study of the package: {', '.join(shipped())}"
     )
     config.add_arguments(parser, Study)
 
@@ -59,3 +59,5 @@ def print_table(study: Study, summaries: Sequence[Summary]) -> None:
         shown.add_row(*line)
         before = line[0]
     console.print(shown)
+    if any(cell.ceiling for cell in summaries):
+        console.print(ceiling.note(study.entry.forced))

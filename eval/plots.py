@@ -70,7 +70,7 @@ def _line(axes: Any, index: int, policy: str, cells: list[Summary], measure: Mea
         color=colour,
         marker=MARKERS[index % len(MARKERS)],
         linestyle=("-", "--", ":")[index // 10 % 3],
-        label=policy,
+        label=cells[0].label,
         markersize=5,
         linewidth=1.6,
     )

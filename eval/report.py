@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvpolicies.eval import plots, provenance, summary, words
+from kvpolicies.eval import ceiling, plots, provenance, summary, words
 from kvpolicies.eval.results import NAME as RESULTS
 from kvpolicies.eval.results import read_rows
 from kvpolicies.eval.study import Study
@@ -41,7 +41,7 @@ def write_report(folder: Path, study: Study) -> list[Summary]:
             }
             for measure in study.entry.measures
         ],
-        notes=_notes(study),
+        notes=notes(study, summaries),
         run=json.loads((folder / provenance.NAME).read_text()),
     )
     (folder / NAME).write_text(page, encoding="utf-8")
@@ -59,7 +59,7 @@ def table(study: Study, summaries: Sequence[Summary]) -> tuple[list[str], list[l
     headings += ["most slots", "cache", "policy state", "tokens/s"]
     lines = []
     for cell in summaries:
-        line = [cell.policy, "–" if cell.is_full else cell.budget]
+        line = [cell.label, "–" if cell.is_full else cell.budget]
         for item in measures:
             line.append(item.show(cell.values[item.key]))
             if item.against_full:
@@ -84,8 +84,9 @@ def _bytes(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def _notes(study: Study) -> list[str]:
-    notes = [
+def notes(study: Study, summaries: Sequence[Summary]) -> list[str]:
+    """What the table's columns and marks mean."""
+    said = [
         "− full: this cell minus full on the same problems, in "
         + ("nats" if study.entry.forced else "percentage points")
         + ". An interval without width means that no problem differed.",
@@ -97,8 +98,10 @@ def _notes(study: Study) -> list[str]:
         "scoring, and it varies with what else the machine does.",
     ]
     if study.entry.forced:
-        notes.insert(0, "Budgets are shares of each problem's prompt and solution together.")
-    return notes
+        said.insert(0, "Budgets are shares of each problem's prompt and solution together.")
+    if any(cell.ceiling for cell in summaries):
+        said.insert(0, ceiling.note(study.entry.forced))
+    return said
 
 
 def _data_uri(path: Path) -> str:

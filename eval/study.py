@@ -134,13 +134,17 @@ def load_study(name: str) -> Study:
     )
 
 
+def shipped() -> list[str]:
+    """Names of the studies that come with the package."""
+    return sorted(file.stem for file in STUDIES.glob("*.yaml"))
+
+
 def _find(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    shipped = sorted(file.stem for file in STUDIES.glob("*.yaml"))
-    if name in shipped:
+    if name in shipped():
         return STUDIES / f"{name}.yaml"
     raise UserError(
-        f"study {name}: no such file, and no study of the package: {nearest(name, shipped)}"
+        f"study {name}: no such file, and no study of the package: {nearest(name, shipped())}"
     )

@@ -21,9 +21,11 @@ def sentences(study: Study, summaries: Sequence[Summary], rows: Sequence[Row]) -
     full = next((cell for cell in summaries if cell.is_full), None)
     said = [_reference(study, full, measure)] if full else []
     for budget in study.budgets:
-        cells = [c for c in summaries if c.budget == budget and not c.is_full]
+        here = [c for c in summaries if c.budget == budget and not c.is_full]
+        cells = [c for c in here if not c.ceiling]
         if cells:
             said.append(_at_budget(study, budget, cells, full, rows))
+        said += [_ceiling(study, cell) for cell in here if cell.ceiling]
     return said + _caveats(study, summaries)
 
 
@@ -62,15 +64,27 @@ def _at_budget(
     top = best.values[measure.key].value
     level = [c.policy for c in ranked if c.values[measure.key].value == top]
     rest = [cell for cell in ranked if cell.policy not in level]
-    name = f"{budget} of the length" if budget.endswith("%") else f"{budget} slots"
     text = (
-        f"At {name}: {_listed(level)} {'has' if len(level) == 1 else 'share'} the "
+        f"At {_named(budget)}: {_listed(level)} {'has' if len(level) == 1 else 'share'} the "
         f"{'highest' if sign > 0 else 'lowest'} {measure.singular}, "
         f"{measure.show(best.values[measure.key])}{' %' if measure.percent else ''}."
     )
     if full and measure.against_full:
         text += _to_full(measure, best, cells)
     return text + (_to_others(study, measure, best, rest, rows) if rest else "")
+
+
+def _named(budget: str) -> str:
+    return f"{budget} of the length" if budget.endswith("%") else f"{budget} slots"
+
+
+def _ceiling(study: Study, cell: Summary) -> str:
+    measure = study.entry.measures[0]
+    value = measure.show(cell.values[measure.key]) + (" %" if measure.percent else "")
+    told = "looks ahead" if study.entry.forced else "chooses with full's own tokens as context"
+    return (
+        f"{cell.label} at {_named(cell.budget)}: {value}, a ceiling and no contestant: it {told}."
+    )
 
 
 def _to_full(measure: Measure, best: Summary, cells: list[Summary]) -> str:
@@ -108,7 +122,7 @@ def _caveats(study: Study, summaries: Sequence[Summary]) -> list[str]:
         if over == 0
         else f"{over} samples held more slots than their budget: the cache is broken."
     )
-    if not study.entry.forced and (cut := [c for c in summaries if c.truncated > 0]):
+    if not study.entry.forced and (cut := _cut_off(summaries)):
         worst = max(cut, key=lambda c: c.truncated)
         looping = max(cut, key=lambda c: c.looping)
         said.append(
@@ -125,6 +139,11 @@ def _caveats(study: Study, summaries: Sequence[Summary]) -> list[str]:
         "this model, and say nothing about other models or tasks."
     )
     return said
+
+
+def _cut_off(summaries: Sequence[Summary]) -> list[Summary]:
+    """A ceiling ends where full's text does, whatever it chose there."""
+    return [cell for cell in summaries if cell.truncated > 0 and not cell.ceiling]
 
 
 def _rows_of(rows: Sequence[Row], cell: Summary) -> list[Row]:

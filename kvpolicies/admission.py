@@ -25,7 +25,13 @@ class Request:
     row: int = -1
     fed: int = 0
     tokens: list[int] = field(default_factory=list)
+    choices: list[int] = field(default_factory=list)
     seconds: float = 0.0
+
+    @property
+    def to_feed(self) -> list[int]:
+        """All tokens that a forced request will have processed: the last new one never is."""
+        return [*self.prompt, *(self.forced or [])][: len(self.prompt) + self.limit - 1]
 
     @property
     def waiting(self) -> int:
@@ -50,10 +56,16 @@ def admit(
     """One request a prompt.
 
     Raises:
-        UserError: for an empty prompt, a limit below one, lists of unequal length, or a budget
-            that is impossible for any of the prompts.
+        UserError: for an empty prompt, a limit below one, lists of unequal length, a budget that
+            is impossible for any of the prompts, or a policy that looks ahead into the unknown.
     """
-    limits = _limits(max_new_tokens, len(prompts), forced)
+    if policy.needs_future and forced is None:
+        raise UserError(
+            f"policy {policy} looks ahead in a recorded full run: it needs forced tokens "
+            "(generate(..., forced=...); compare feeds it full's own)"
+        )
+    asked = _asked(max_new_tokens, len(prompts))
+    limits = _limits(asked, forced)
     if len(identities) != len(prompts):
         raise UserError(f"{len(identities)} request_ids given for {len(prompts)} prompts")
     requests = []
@@ -64,11 +76,11 @@ def admit(
             )
         if len(prompt) == 0:
             raise UserError(f"prompt {i} has no tokens; every prompt needs at least one")
-        length = len(prompt) + limits[i]
         if policy.evicts:
+            length = len(prompt) + asked[i]  # a ratio's, even where less is forced
             own = policy.grant(Budget.parse(budget, length=length), len(prompt), limits[i])
         else:
-            own = Budget(length, sinks=0, window=0)
+            own = Budget(len(prompt) + limits[i], sinks=0, window=0)
         goal = None if forced is None else [int(t) for t in forced[i]]
         random = sampling.generator(identities[i])
         ids = [int(t) for t in prompt]
@@ -76,19 +88,22 @@ def admit(
     return requests
 
 
-def _limits(
-    max_new_tokens: int | Sequence[int], n: int, forced: Sequence[Sequence[int]] | None
-) -> list[int]:
+def _asked(max_new_tokens: int | Sequence[int], n: int) -> list[int]:
     many = isinstance(max_new_tokens, Sequence)
-    limits = list(max_new_tokens) if many else [max_new_tokens] * n
-    for limit in limits:
+    asked = list(max_new_tokens) if many else [max_new_tokens] * n
+    for limit in asked:
         whole(limit, 1, "max_new_tokens")
-    if forced is not None:
-        if len(forced) != n:
-            raise UserError(f"{len(forced)} forced continuations given for {n} prompts")
-        limits = [min(m, len(f)) for m, f in zip(limits, forced, strict=True)]
-    if len(limits) != n:
-        raise UserError(f"{len(limits)} values of max_new_tokens given for {n} prompts")
+    if len(asked) != n:
+        raise UserError(f"{len(asked)} values of max_new_tokens given for {n} prompts")
+    return asked
+
+
+def _limits(asked: list[int], forced: Sequence[Sequence[int]] | None) -> list[int]:
+    if forced is None:
+        return asked
+    if len(forced) != len(asked):
+        raise UserError(f"{len(forced)} forced continuations given for {len(asked)} prompts")
+    limits = [min(m, len(f)) for m, f in zip(asked, forced, strict=True)]
     if any(m < 1 for m in limits):
         raise UserError("a forced continuation has no tokens")
     return limits

@@ -27,6 +27,7 @@ POLICIES = {
     "rkv": "kvpolicies.baselines.rkv:RKV",
     "keydiff": "kvpolicies.baselines.keydiff:KeyDiff",
     "lazy": "kvpolicies.baselines.lazy:Lazy",
+    "oracle": "kvpolicies.baselines.oracle:Oracle",
     "beacon": "kvpolicies.beacon.policy:Beacon",
 }
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -148,3 +149,12 @@ def test_a_fidelity_unit_is_finished_with_full_recomputed(as_text):
     [again] = (folder / NAME).read_bytes().splitlines()[-1:]
     before, after = json.loads(lines[9]), json.loads(again)
     assert {**before, "seconds": 0} == {**after, "seconds": 0}
+
+
+def test_a_policy_that_looks_ahead_needs_nothing_more(as_text):
+    study = replace(as_text, policies=("oracle",), budgets=("50%",))
+    folder = run.run_study(study)
+    modes = {row["policy"]: row.get("mode") for row in read_rows(folder / NAME)}
+    assert modes == {"full": None, "oracle": "looks ahead"}
+    report.write_report(folder, study.resolved())
+    assert "† looks ahead in the recorded full run" in (folder / report.NAME).read_text()

@@ -15,6 +15,7 @@ from kvpolicies.policy import Geometry
 from kvpolicies.registry import resolve
 from kvpolicies.rope import Rope
 from kvpolicies.steps import Tokens, process
+from tests.support.futures import random_future
 from tests.support.models import padded, prompts, tiny
 from tests.support.specs import EVICTING, PROTECTING
 
@@ -58,7 +59,7 @@ def test_invariants_hold_at_every_step(spec: str, data: st.DataObject) -> None:
     layer = SlotLayer(geometry, resolve(spec), 0, plain_rope(dim))
     stores = [layer.keys.data_ptr(), layer.values.data_ptr(), layer.positions.data_ptr()]
     for row, budget in enumerate(budgets):
-        layer.reset(row, budget, row)
+        layer.reset(row, budget, row, random_future(heads, groups, 360, dim, row))
     g = torch.Generator().manual_seed(data.draw(integers(0, 99)))
     for _ in range(data.draw(integers(1, 12))):
         counts = [data.draw(st.sampled_from([0, 1, 1, 1, 5, 30])) for _ in range(rows)]
@@ -89,7 +90,7 @@ def test_a_decode_step_never_waits_for_the_device(
     geometry = Geometry(2, 2, 2, 40, 8, torch.float32, torch.device("cpu"))
     layer = SlotLayer(geometry, resolve(spec), 0, plain_rope(8))
     for row, budget in enumerate([Budget(40, 2, 8), Budget(32, 2, 8)]):
-        layer.reset(row, budget, row)
+        layer.reset(row, budget, row, random_future(2, 2, 80, 8, row))
     for n in [20] + [1] * 60:
         q, k = torch.randn(2, 2, 2, n, 8), torch.randn(2, 2, n, 8)
         with NoReading():

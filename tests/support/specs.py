@@ -14,3 +14,6 @@ SPECS = [*POLICIES, *VARIANTS]
 EVICTING = [s for s in SPECS if s != "full"]
 REPLAYABLE = [s for s in SPECS if "positions='cache'" not in s]
 PROTECTING = [s for s in EVICTING if "faithful" not in s]
+# These need the tokens to come: they run on forced tokens, and not under `model.generate`.
+LOOKING_AHEAD = ["oracle"]
+UNAIDED = [s for s in SPECS if s not in LOOKING_AHEAD]
