@@ -3,9 +3,6 @@
 Per query head, entries [0, count) are filled: in the *early* phase a mix that FPS thins out again
 and again; from the moment the cache is n_recent slots short of full (*late*) entries [0, beacons)
 are fixed, and the queries behind them are the recents, kept apart.
-
-Queries are stored as the model made them, post-RoPE, with their positions. What they were before
-RoPE is recovered when it is needed, once in many steps, instead of at every step.
 """
 
 from dataclasses import dataclass
@@ -13,36 +10,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvpolicies.beacon.keeper import Keeper, Observers
+from kvpolicies.beacon.space import taken
 from kvpolicies.kernels.fps import farthest_points
-from kvpolicies.policy import Geometry, Step, View
+from kvpolicies.policy import Step, View
 
 
 @dataclass(frozen=True)
-class QueryBuffer:
-    """How a row's buffer is filled and thinned.
+class QueryBuffer(Keeper):
+    """How a row's buffer is filled and thinned; its counters are `count`, `beacons` and `late`.
 
-    Its tensors are `queries` [B, H, G, N, D] and `when` [B, H, G, N] int32 (position + 1; zero =
-    empty), N = n_beacon + n_recent; its counters are `count`, `beacons` and `late`.
+    `selector` is `continual`, or `initial`, which keeps the first queries instead.
     """
-
-    n_beacon: int
-    n_recent: int
-    selector: str
-    space: str
-
-    @property
-    def size(self) -> int:
-        """N, entries a query head."""
-        return self.n_beacon + self.n_recent
-
-    def init_state(self, geometry: Geometry) -> dict[str, Tensor]:
-        """Empty buffers for all rows."""
-        g = geometry
-        shape = (g.rows, g.heads, g.groups, self.size)
-        return {
-            "queries": torch.zeros(*shape, g.head_dim, dtype=g.dtype, device=g.device),
-            "when": torch.zeros(shape, dtype=torch.int32, device=g.device),
-        }
 
     def add(self, view: View, step: Step) -> None:
         """Takes in a step's n queries of every row."""
@@ -56,6 +35,23 @@ class QueryBuffer:
         else:
             for row, k in enumerate(early):
                 self._add_prompt(view, step, row, k)
+
+    def looking(self, view: View) -> Observers:
+        """Whatever the buffer holds: the fixed beacons, and the recents behind them."""
+        marks, when = counters(view), view.state["when"]
+        place = torch.arange(self.size, device=when.device)
+        count, beacons = (
+            torch.tensor([c[k] for c in marks], device=when.device)[:, None]
+            for k in ("count", "beacons")
+        )
+        is_beacon = place < beacons  # [B, N]
+        own = when[:, 0, 0] - 1  # recents came together: one position for all heads
+        positions = torch.where(is_beacon, view.newest[:, None], own)
+        queries = view.state["queries"]
+        raw = self.space.raw(view.rope, queries, when)
+        moved = self.space.looking_from(view.rope, raw, positions.clamp_min(0))
+        queries = torch.where(is_beacon[:, None, None, :, None], moved, queries.float())
+        return Observers(queries, positions, place < count)
 
     def thin(self, view: View, rows: list[int], keep: int) -> None:
         """Thins the buffers of `rows` down to `keep` queries where they hold more."""
@@ -130,10 +126,8 @@ class QueryBuffer:
             return queries, when
         if self.selector == "initial" or keep == 0:
             return queries[:, :, :, :keep], when[:, :, :, :keep]
-        where = queries if self.space == "post_rope" else view.rope.unrotate(queries, when - 1)
-        index = farthest_points(where, keep)
-        wide = index[..., None].expand(*index.shape, queries.shape[-1])
-        return queries.gather(3, wide), when.gather(3, index)
+        index = farthest_points(self.space.points(self.space.raw(view.rope, queries, when)), keep)
+        return taken(queries, index), taken(when, index)
 
     def _store(self, view: View, rows: list[int], queries: Tensor, when: Tensor) -> None:
         count = queries.shape[3]

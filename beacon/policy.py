@@ -1,20 +1,35 @@
 """beacon: BeaconKV's training-free policy, and the ablations of its parts."""
 
 from dataclasses import dataclass
+from math import inf
 
-import torch
 from torch import Tensor
 
-from kvpolicies.beacon.buffer import QueryBuffer, counters
+from kvpolicies.beacon.buffer import QueryBuffer
+from kvpolicies.beacon.exchange import Exchange
+from kvpolicies.beacon.history import SELECTORS, History
+from kvpolicies.beacon.keeper import Keeper
+from kvpolicies.beacon.pooling import POOLS
+from kvpolicies.beacon.space import Space
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.kernels.observe import observation_weights
 from kvpolicies.policy import Geometry, Policy, Scores, Step, View, whole
 
+# Who keeps the queries: by `refresh`, then by `selector`.
+KEEPERS: dict[str, dict[str, type[Keeper]]] = {
+    "beat": {
+        "continual": QueryBuffer,
+        "initial": QueryBuffer,
+        **dict.fromkeys(SELECTORS, History),
+    },
+    "revisit": {"continual": Exchange},
+}
 CHOICES = {
-    "pool": ("max", "mean"),
-    "selector": ("continual", "initial"),
+    "pool": tuple(POOLS),
+    "selector": tuple(KEEPERS["beat"]),
     "space": ("pre_rope", "post_rope"),
+    "refresh": tuple(KEEPERS),
 }
 
 
@@ -26,18 +41,31 @@ class Beacon(Policy):
     the cache from the current position; the `n_recent` newest queries look from their own. Evicts
     down to 7/8 of the budget.
 
-    Options (each an ablation of the paper): `pool` over queries and group; the split `n_beacon` +
-    `n_recent`; `selector="initial"` keeps the first queries instead (Initial+Recent); `space` in
-    which FPS measures, `"post_rope"` also leaves beacons at their own positions.
+    Options, the paper's ablations and ours:
+        n_beacon, n_recent: the split of the observation queries.
+        pool: over queries and group: `max`, `mean`, or `soft`, between the two by `temperature`
+            (log-mean-exp of the log-weights: 1 is the mean, towards 0 the maximum).
+        selector: `continual`, a bounded buffer thinned again and again; `initial`, the first
+            queries instead (Initial+Recent). Three choose from all queries but the recents, anew
+            at each eviction: `naive_fps`, and by spherical k-means `kmeans_centroid` and
+            `kmeans_nearest`. These keep the whole history, as many bytes a token as G keys: no
+            bounded state, for comparisons only; `state_bytes` counts it in full.
+        space: where queries are compared; `post_rope` also leaves beacons at their own positions.
+        shared: one set of beacons a KV group: the same time steps for all its query heads.
+        refresh: `beat`, the paper's, thins the buffer whenever it is full; `revisit` exchanges one
+            beacon whenever a query comes that none of them stands for (see `Exchange`).
     """
 
     name = "beacon"
-    source = "BeaconKV"
+    source = "BeaconKV, arXiv 2609.04971"
     n_beacon: int = 16
     n_recent: int = 16
     pool: str = "max"
+    temperature: float = 0.25
     selector: str = "continual"
     space: str = "pre_rope"
+    shared: bool = False
+    refresh: str = "beat"
 
     def __post_init__(self) -> None:
         whole(self.n_beacon, 0, "beacon: n_beacon")
@@ -48,6 +76,18 @@ class Beacon(Policy):
                     f"beacon: {option} must be one of {', '.join(allowed)}, "
                     f"got {getattr(self, option)!r}"
                 )
+        if not 0 < self.temperature < inf:
+            raise UserError(f"beacon: temperature must be above 0, got {self.temperature!r}")
+        if self.pool != "soft" and self.temperature != Beacon.temperature:
+            raise UserError(
+                f"beacon: temperature={self.temperature!r} needs pool='soft', got "
+                f"pool={self.pool!r}"
+            )
+        if self.selector not in KEEPERS[self.refresh]:
+            raise UserError(
+                f"beacon: refresh={self.refresh!r} needs selector='continual', got "
+                f"selector={self.selector!r}"
+            )
 
     @property
     def needs_rope(self) -> bool:  # type: ignore[override]
@@ -55,9 +95,10 @@ class Beacon(Policy):
         return self.space == "pre_rope"
 
     @property
-    def buffer(self) -> QueryBuffer:
-        """The buffer's rules."""
-        return QueryBuffer(self.n_beacon, self.n_recent, self.selector, self.space)
+    def keeper(self) -> Keeper:
+        """Whoever keeps the queries."""
+        kind = KEEPERS[self.refresh][self.selector]
+        return kind(self.n_beacon, self.n_recent, self.selector, Space(self.space, self.shared))
 
     def drop(self, budget: Budget) -> int:
         """Down to 7/8 of the budget."""
@@ -68,47 +109,23 @@ class Beacon(Policy):
         return self.n_recent
 
     def init_state(self, geometry: Geometry) -> dict[str, Tensor]:
-        """See `QueryBuffer`."""
-        return self.buffer.init_state(geometry)
+        """See `Keeper`."""
+        return self.keeper.init_state(geometry)
 
     def observe(self, view: View, step: Step) -> None:
-        """Feeds the buffer."""
-        self.buffer.add(view, step)
+        """Feeds the keeper."""
+        self.keeper.add(view, step)
 
     def scores(self, view: View) -> Scores:
-        """max (or mean), over group and observation queries, of their attention to each key."""
-        marks = counters(view)
-        place = torch.arange(self.buffer.size, device=view.keys.device)
-        count, beacons = (
-            torch.tensor([c[k] for c in marks], device=place.device)[:, None]
-            for k in ("count", "beacons")
-        )
-        is_beacon, valid = place < beacons, place < count  # [B, N]
-        own = view.state["when"][:, 0, 0] - 1  # recents came together: one position for all heads
-        positions = torch.where(is_beacon, view.newest[:, None], own)
+        """The pool, over group and observation queries, of their attention to each key."""
+        queries, positions, valid = self.keeper.looking(view)
         weights = observation_weights(
-            self._looking(view, is_beacon, positions),
-            view.keys,
-            positions,
-            view.positions,
-            view.scale,
-            valid,
+            queries, view.keys, positions, view.positions, view.softmax, valid
         )
-        if self.pool == "mean":
-            # Without beacons the buffer may be empty: nobody looks, and all score zero.
-            looking = (count * weights.shape[2]).clamp_min(1)
-            return weights.sum(dim=(2, 3)) / looking[:, :, None]
-        return weights.amax(dim=(2, 3))
+        # Without beacons nobody may be looking, and all score zero.
+        looking = (valid.sum(dim=1) * weights.shape[2]).clamp_min(1)
+        return POOLS[self.pool](weights, looking[:, None, None], self.temperature)
 
     def evicted(self, view: View) -> None:
-        """The buffer starts over from beacons and recents."""
-        self.buffer.after_eviction(view)
-
-    def _looking(self, view: View, is_beacon: Tensor, positions: Tensor) -> Tensor:
-        """Observation queries [B, H, G, N, D] at the positions they look from."""
-        queries = view.state["queries"]
-        if self.space == "post_rope":
-            return queries
-        raw = view.rope.unrotate(queries, (view.state["when"] - 1).clamp_min(0))
-        moved = view.rope.rotate(raw, positions.clamp_min(0))
-        return torch.where(is_beacon[:, None, None, :, None], moved, queries.float())
+        """Tells the keeper."""
+        self.keeper.after_eviction(view)
