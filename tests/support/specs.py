@@ -9,6 +9,13 @@ VARIANTS = [
     "beacon(n_beacon=0, n_recent=8, pool='mean')",
     "beacon(n_beacon=8, n_recent=4, selector='initial')",
     "beacon(n_beacon=8, n_recent=4, space='post_rope')",
+    "beacon(n_beacon=4, n_recent=4, pool='soft', temperature=0.5)",
+    "beacon(n_beacon=4, n_recent=4, shared=True)",
+    "beacon(n_beacon=4, n_recent=4, selector='naive_fps')",
+    "beacon(n_beacon=4, n_recent=4, selector='kmeans_centroid')",
+    "beacon(n_beacon=4, n_recent=4, selector='kmeans_nearest', shared=True)",
+    "beacon(n_beacon=4, n_recent=4, refresh='revisit')",
+    "beacon(n_beacon=4, n_recent=4, refresh='revisit', shared=True, space='post_rope')",
 ]
 SPECS = [*POLICIES, *VARIANTS]
 EVICTING = [s for s in SPECS if s != "full"]
