@@ -40,7 +40,7 @@ def _plot(
     ticks: dict[float, str] = {}
     for index, (policy, cells) in enumerate(_lines(summaries).items()):
         _line(axes, index, policy, cells, measure)
-        ticks.update({cell.slots: cell.budget for cell in cells})
+        ticks.update({cell.slots: cell.budget for cell in cells if not cell.beyond})
     for cell in summaries:
         if cell.is_full and ticks:
             _full(axes, cell, measure, colours["ink"])

@@ -45,6 +45,16 @@ class Summary:
     tokens_per_second: float
 
     @property
+    def beyond(self) -> bool:
+        """Held more slots than were asked for: a paper's own rule grants itself what it needs.
+
+        Cells under ratios differ from sample to sample, and are not told apart here.
+        """
+        if not self.budget.isdigit():
+            return False
+        return min(self.slots, self.max_slots) > int(self.budget)
+
+    @property
     def label(self) -> str:
         """The policy's name, marked if it is a ceiling."""
         return f"{self.policy} {MARK}" if self.ceiling else self.policy

@@ -22,10 +22,10 @@ def sentences(study: Study, summaries: Sequence[Summary], rows: Sequence[Row]) -
     said = [_reference(study, full, measure)] if full else []
     for budget in study.budgets:
         here = [c for c in summaries if c.budget == budget and not c.is_full]
-        cells = [c for c in here if not c.ceiling]
+        cells = [c for c in here if not c.ceiling and not c.beyond]
         if cells:
             said.append(_at_budget(study, budget, cells, full, rows))
-        said += [_ceiling(study, cell) for cell in here if cell.ceiling]
+        said += [_apart(study, cell) for cell in here if cell not in cells]
     return said + _caveats(study, summaries)
 
 
@@ -78,13 +78,15 @@ def _named(budget: str) -> str:
     return f"{budget} of the length" if budget.endswith("%") else f"{budget} slots"
 
 
-def _ceiling(study: Study, cell: Summary) -> str:
+def _apart(study: Study, cell: Summary) -> str:
+    """A cell that is no contestant at its budget, and why."""
     measure = study.entry.measures[0]
     value = measure.show(cell.values[measure.key]) + (" %" if measure.percent else "")
+    head = f"{cell.label} at {_named(cell.budget)}: {value}. It is no contestant there"
+    if cell.beyond:
+        return f"{head}: by its paper's own rule it holds up to {cell.max_slots} slots."
     told = "looks ahead" if study.entry.forced else "chooses with full's own tokens as context"
-    return (
-        f"{cell.label} at {_named(cell.budget)}: {value}, a ceiling and no contestant: it {told}."
-    )
+    return f"{head} but a ceiling: it {told}."
 
 
 def _to_full(measure: Measure, best: Summary, cells: list[Summary]) -> str:
@@ -117,8 +119,9 @@ def _to_others(
 def _caveats(study: Study, summaries: Sequence[Summary]) -> list[str]:
     said = []
     over = sum(cell.over_budget for cell in summaries)
+    granted = ", or than its paper's own rule grants" if any(c.beyond for c in summaries) else ""
     said.append(
-        "No head ever held more slots than its budget."
+        f"No head ever held more slots than its budget{granted}."
         if over == 0
         else f"{over} samples held more slots than their budget: the cache is broken."
     )

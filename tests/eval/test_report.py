@@ -119,6 +119,20 @@ def test_a_budget_that_did_not_hold_is_not_hidden():
     assert "over budget" in report.table(study, summaries)[1][1][-4]
 
 
+def test_a_papers_own_rule_is_no_contestant_where_it_holds_more():
+    study = Study(policies=("rkv", "rkv(faithful=True)"), budgets=("40",)).resolved()
+    rows = [
+        *rows_of("full", "full", [1, 1]),
+        *rows_of("rkv", "40", [1, 0]),
+        *rows_of("rkv(faithful=True)", "40", [1, 1], slots=168, max_slots=168),
+    ]
+    said = words.sentences(study, summarise(study, rows), rows)
+    assert "At 40 slots: rkv has the highest" in said[1]
+    assert "rkv(faithful=True) at 40 slots: 100" in said[2]
+    assert "its paper's own rule it holds up to 168 slots" in said[2]
+    assert "No head ever held more slots than its budget, or than its paper's own" in said[3]
+
+
 def test_markup_in_names_is_escaped(small_study, tmp_path):
     study, folder = small_study
     for name in (NAME, "run.json"):

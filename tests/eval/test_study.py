@@ -27,7 +27,11 @@ def test_the_default_file_is_the_default_study():
 def test_shipped_studies_resolve(path):
     study = load_study(path.stem)
     data = "problems.jsonl" if study.entry.needs_data else ""
-    assert replace(study, data=data).resolved().policies
+    resolved = replace(study, data=data).resolved()
+    assert resolved.policies
+    if study.policies:
+        assert len(resolved.policies) == len(study.policies), "two spellings of one policy"
+    assert study.out == f"results/{'study' if path.stem == 'default' else path.stem}"
 
 
 def test_yaml_round_trip(tmp_path):
