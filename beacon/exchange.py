@@ -7,13 +7,18 @@ beacon, and takes the later one's place.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from kvpolicies.beacon.keeper import Keeper, Observers
+from kvpolicies.beacon.space import taken
 from kvpolicies.policy import Step, View
+
+# Candidates of a prompt that are measured against each other at once.
+PIECE = 128
 
 
 @dataclass(frozen=True)
@@ -25,13 +30,15 @@ class Exchange(Keeper):
     """
 
     def add(self, view: View, step: Step) -> None:
-        """One query after the other, for each is measured against what the last one left."""
+        """In pieces: those who leave the ring are candidates, then the new queries enter it."""
         n = step.positions.shape[1]
-        for i in range(n):
-            newest = max(view.seen) - n + i
-            if newest >= self.n_recent and self.n_beacon:
-                self._retire(view, step.positions[:, i], full=newest >= self.size)
-            self._enter(view, step.queries[:, :, :, i], step.positions[:, i])
+        for first in range(0, n, PIECE):
+            piece = slice(first, min(n, first + PIECE))
+            queries, positions = step.queries[:, :, :, piece], step.positions[:, piece]
+            longest = max(view.seen) - n + piece.stop
+            if self.n_beacon and longest > self.n_recent:
+                self._retire(view, queries, positions, full=longest > self.size)
+            self._enter(view, queries[:, :, :, -self.n_recent :], positions[:, -self.n_recent :])
 
     def looking(self, view: View) -> Observers:
         """All that is held."""
@@ -44,44 +51,75 @@ class Exchange(Keeper):
         )
 
     def _enter(self, view: View, queries: Tensor, positions: Tensor) -> None:
-        """Writes queries [B, H, G, D] at positions [B] into the ring."""
-        row = torch.arange(len(positions), device=positions.device)
+        """Writes queries [B, H, G, n, D] at positions [B, n] into the ring, n <= n_recent."""
+        row = torch.arange(len(positions), device=positions.device)[:, None]
         place = self.n_beacon + positions % self.n_recent
-        view.state["queries"][row, :, :, place] = queries.to(view.state["queries"].dtype)
-        view.state["when"][row, :, :, place] = (positions + 1).to(torch.int32)[:, None, None]
+        fresh = queries.permute(0, 3, 1, 2, 4).to(view.state["queries"].dtype)
+        view.state["queries"][row, :, :, place] = fresh
+        view.state["when"][row, :, :, place] = (positions + 1).to(torch.int32)[..., None, None]
 
-    def _retire(self, view: View, positions: Tensor, full: bool) -> None:
-        """What the queries at `positions` [B] will push out of the ring may become a beacon.
+    def _retire(self, view: View, queries: Tensor, positions: Tensor, full: bool) -> None:
+        """Whom the new queries push out of the ring, or past it, may become a beacon.
 
         Args:
-            full: whether any row has all its beacons, so that exchanges are possible.
+            full: whether any row comes to hold all its beacons, so that exchanges are possible.
         """
-        queries, when = view.state["queries"], view.state["when"]
-        row = torch.arange(len(positions), device=positions.device)
-        place = self.n_beacon + positions % self.n_recent
-        leaving, its_when = queries[row, :, :, place], when[row, :, :, place]  # [B, H, G(, D)]
-        number = (positions - self.n_recent)[:, None, None]  # negative: nothing leaves yet
-        target, wins = number.clamp(0, self.n_beacon - 1), number >= 0  # [B, 1, 1]
-        if full:
-            later, revisits = self._revisited(view, leaving, its_when)
-            fills = number < self.n_beacon
-            target = torch.where(fills, target, later)
-            wins = torch.where(fills, wins, revisits)
-        heads, groups = (torch.arange(n, device=row.device) for n in its_when.shape[1:])
-        entry = (row[:, None, None], heads[:, None], groups, target)
-        queries[entry] = torch.where(wins[..., None], leaving, queries[entry])
-        when[entry] = torch.where(wins, its_when, when[entry])
-
-    def _revisited(self, view: View, leaving: Tensor, its_when: Tensor) -> tuple[Tensor, Tensor]:
-        """(the later of the two closest beacons, whether to exchange it), each [B, H, G or 1]."""
-        m = self.n_beacon
-        queries = torch.cat([view.state["queries"][:, :, :, :m], leaving[..., None, :]], dim=3)
-        when = torch.cat([view.state["when"][:, :, :, :m], its_when[..., None]], dim=3)
+        m, held = self.n_beacon, view.state
+        # The position of who leaves is also its number among all who left; negative: nobody does.
+        number, start = positions - self.n_recent, positions[:, :1]
+        place = torch.where(number < start, number % self.n_recent, number - start + self.n_recent)
+        beacons = torch.arange(m, device=place.device).expand(len(place), -1)
+        index = torch.cat([beacons, m + place], dim=1)[:, None, None]
+        index = index.expand(-1, queries.shape[1], -1, -1)  # [B, H, 1, m + n]
+        fresh = (positions + 1)[:, None, None].expand(queries.shape[:-1]).to(torch.int32)
+        when = taken(torch.cat([held["when"], fresh], dim=3), index)
+        queries = queries.to(held["queries"].dtype)
+        queries = taken(torch.cat([held["queries"], queries], dim=3), index)
         points = self.space.points(self.space.raw(view.rope, queries, when))
+        chosen = exchanged(points, number, m, full)
+        held["queries"][:, :, :, :m] = taken(queries, chosen)
+        held["when"][:, :, :, :m] = taken(when, chosen)
+
+
+def exchanged(points: Tensor, number: Tensor, m: int, full: bool) -> Tensor:
+    """Who holds the `m` places once all candidates have been measured, one after the other.
+
+    Args:
+        points: [B, H, G or 1, m + n, D] of the beacons, then of n candidates; by cosine.
+        number: [B, n] of each candidate among all that a row ever had: up to m they fill the
+            places in order; negative: there is none.
+        full: false when no row has a candidate beyond the first m.
+
+    Returns:
+        [B, H, G or 1, m] int64, indices into the points.
+    """
+    places = torch.arange(m, device=points.device)
+    holders = places.expand(*points.shape[:3], m)
+    if full:
         unit = normalize(points, dim=-1, eps=1e-12)
-        cosines = unit @ unit.mT  # [B, H, G or 1, m + 1, m + 1]
-        earlier = torch.ones(m, m, dtype=torch.bool, device=unit.device).triu(1)  # i < j
-        pairs = cosines[..., :m, :m].masked_fill(~earlier, float("-inf")).flatten(-2)
-        closest = pairs.argmax(dim=-1, keepdim=True)  # the first of equals: smallest i, then j
-        its_own = cosines[..., m, :m].amax(dim=-1)
-        return closest[..., 0] % m, its_own < pairs.gather(-1, closest)[..., 0]
+        cosines = unit @ unit.mT
+    for i in range(number.shape[1]):
+        its = number[:, i, None, None, None]
+        takes = places == its
+        if full:
+            takes = takes | ((its >= m) & _revisited(cosines, holders, m + i))
+        holders = torch.where(takes, m + i, holders)
+    return holders
+
+
+def _revisited(cosines: Tensor, holders: Tensor, candidate: int) -> Tensor:
+    """[B, H, G or 1, m] bool: the place that a candidate takes if no place is free, or none."""
+    m = holders.shape[-1]
+    wide = holders[..., None].expand(*holders.shape, cosines.shape[-1])
+    rows = cosines.gather(-2, wide)  # [B, H, G or 1, m, m + n]
+    pairs = rows.gather(-1, holders[..., None, :].expand(*holders.shape, m))
+    pairs = pairs.masked_fill(_not_earlier(m, pairs.device), float("-inf")).flatten(-2)
+    closest = pairs.argmax(dim=-1, keepdim=True)  # the first of equals: smallest i, then j
+    revisits = rows[..., candidate].amax(dim=-1, keepdim=True) < pairs.gather(-1, closest)
+    return revisits & (torch.arange(m, device=closest.device) == closest % m)
+
+
+@lru_cache(maxsize=8)
+def _not_earlier(m: int, device: torch.device) -> Tensor:
+    # The complement of i < j: every pair once, and nobody with itself. Never written to.
+    return torch.ones(m, m, dtype=torch.bool, device=device).tril()

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from kvpolicies.beacon.exchange import PIECE
+from kvpolicies.budget import Budget
 from kvpolicies.layer import SlotLayer
 from tests.beacon.feeding import angles, at, feed, layer_for, random_queries, rope
 
@@ -73,6 +75,16 @@ def test_a_prompt_at_once_or_token_by_token(options: str) -> None:
     for other in layers[1:]:
         assert torch.equal(when(other), when(layers[0]))
     assert (when(layers[0])[..., :4] != torch.arange(4)).any(), "nothing was ever exchanged"
+
+
+def test_a_prompt_of_several_pieces_is_taken_in_token_by_token() -> None:
+    queries = random_queries(1, 2, 2, 2 * PIECE + 9, 8)
+    budget, spec = Budget(4 * PIECE, 0, 1), "beacon(n_beacon=6, n_recent=5, refresh='revisit')"
+    at_once, one_by_one = (
+        feed(layer_for(spec, queries, budget, rope=rope(8), length=3 * PIECE), queries, sizes)
+        for sizes in ([queries.shape[3]], None)
+    )
+    assert torch.equal(when(at_once), when(one_by_one))
 
 
 def test_rows_of_different_age_in_one_step() -> None:
