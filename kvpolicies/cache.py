@@ -146,7 +146,8 @@ class FixedBudgetCache(Cache):
                 own = replace(geometry, slots=min(most, self.max_length or most))
                 policy = Sliding()
             self.slot_layers.append(SlotLayer(own, policy, i, rope, self.trace_length, span))
-        if self.max_length and (self.policy.needs_rope or self.policy.rerotates):
+        rotates = self.policy.needs_rope or self.policy.rerotates
+        if self.max_length and rotates and device.type != "meta":
             for rope in self.ropes:  # what cannot be rotated so far is refused now, not on the way
                 rope.prepare(self.max_length, device)
         for row in range(rows):

@@ -12,6 +12,7 @@ from kvpolicies.registry import load
 COMMANDS = {
     "policies": ("kvpolicies.listing", "list all policies with source and options"),
     "compare": ("kvpolicies.eval.compare", "compare policies on a task, under one exact budget"),
+    "bench": ("kvpolicies.eval.commands.bench", "measure speed and memory of policies"),
     "generate": ("kvpolicies.eval.commands.generate", "generate from prompts under a policy"),
     "replay": (
         "kvpolicies.eval.commands.replay",

@@ -1,0 +1,78 @@
+"""Where a decode step's time goes: model, attention, observe, score, compact.
+
+Inside the `with` block the functions of the step are wrapped by a stopwatch, and put back after it.
+On a GPU every lap waits for the device, so the laps are right and the whole is slower than it is
+without a clock: tokens/s come from runs without one.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from kvpolicies import decoding, layer, steps
+from kvpolicies.policy import Policy
+
+PARTS = ("model", "attention", "observe", "score", "compact", "rest")
+"""`model`: the forward without what follows; `score`: the policy's scores and the choice of slots;
+`compact`: moving slots and what the policy does after it; `rest`: appending and bookkeeping."""
+
+
+@contextmanager
+def split(policy: Policy, device: torch.device) -> Iterator[dict[str, float]]:
+    """Seconds by part, filled while the block runs."""
+    seconds: Counter[str] = Counter()
+
+    def timed(function: Callable[..., Any], part: str, inside: str | None = None) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            begin = _now(device)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                lap = _now(device) - begin
+                seconds[part] += lap
+                if inside:  # what contains this part does not count it twice
+                    seconds[inside] -= lap
+
+        return run
+
+    kind = type(policy)
+    laps: list[tuple[Any, str, str, str | None]] = [
+        (decoding, "forward", "model", None),
+        (_adapter(), "process", "rest", "model"),
+        (steps, "slot_attention", "attention", "rest"),
+        (steps, "slot_attention_with_weights", "attention", "rest"),
+        (kind, "observe", "observe", "rest"),
+        (kind, "scores", "score", "rest"),
+        (layer, "choose_victims", "score", "rest"),
+        (layer, "compact", "compact", "rest"),
+        (kind, "evicted", "compact", "rest"),
+    ]
+    before = [(owner, name, owner.__dict__.get(name)) for owner, name, _, _ in laps]
+    for owner, name, part, inside in laps:
+        setattr(owner, name, timed(getattr(owner, name), part, inside))
+    shares: dict[str, float] = {}
+    try:
+        yield shares
+    finally:
+        for owner, name, original in before:
+            if original is None:  # inherited
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+        shares.update({part: seconds[part] for part in PARTS})
+
+
+def _adapter() -> Any:
+    from kvpolicies import adapter
+
+    return adapter
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,237 @@
+"""`kvpolicies bench`: speed and memory of policies on any model, random weights included.
+
+    kvpolicies bench                                       a small Qwen3, three policies
+    kvpolicies bench --random qwen3-4b --memory 80GB --predict-only
+    kvpolicies bench --model smollm2 --policies beacon,rkv --budgets 256 --batch-sizes 1,4
+
+Rows are written as they are measured; the same command again measures what is missing.
+"""
+
+import argparse
+import csv
+import json
+import os
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kvpolicies.errors import UserError
+
+RESULTS, RUN, TABLE = "bench.jsonl", "run.json", "bench.csv"
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20,
+          "GIB": 1 << 30}  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to run, under which policies, and where results go."""
+    add = parser.add_argument
+    add("--model", help="a model with weights (as in compare); default: --random small")
+    add("--random", metavar="NAME|FILE", help="random weights: small, qwen3-0.6b, qwen3-4b, "
+        "qwen3-8b, or a config.json")  # fmt: skip
+    add("--policies", default="transformers,full,streaming,beacon",
+        help="policies with options; `transformers` is its own full-cache generation")  # fmt: skip
+    add("--budgets", default="512", help="slots, or shares of prompt + new tokens (25%%)")
+    add("--batch-sizes", default="8", help="rows decoded at once")
+    add("--prompt", type=int, default=64, help="tokens of each prompt")
+    add("--new", type=int, default=1024, help="new tokens a row")
+    add("--repeats", type=int, default=2, help="runs a figure; the best counts")
+    add("--dtype", default="float32", help="float32, bfloat16, float16")
+    add("--device", default="auto", help="auto, cpu, cuda")
+    add("--memory", default="80GB", help="memory to fill when asking for the largest batch")
+    add("--no-split", action="store_true", help="leave out where a step's time goes")
+    add("--predict-only", action="store_true", help="memory by arithmetic; nothing is run")
+    add("--out", default="results/bench", help="folder for bench.csv, bench.jsonl, run.json, plots")
+    parser.description = __doc__
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures what is missing, writes and prints the table."""
+    from kvpolicies.eval.bench import Load, Row, measure_all
+    from kvpolicies.eval.provenance import environment, make_folder
+
+    policies, budgets = split_specs(args.policies), args.budgets.split(",")
+    loads = [Load(n, args.prompt, args.new) for n in _numbers(args.batch_sizes, "--batch-sizes")]
+    for name in ("prompt", "new", "repeats"):
+        if getattr(args, name) < (2 if name == "new" else 1):
+            raise UserError(f"--{name} {getattr(args, name)}: too small")
+    memory = parse_bytes(args.memory)
+    out = Path(args.out)
+    if args.predict_only:
+        _print(_predicted(args, policies, budgets, loads, memory))
+        return 0
+    _check_specs(policies)
+    asked = _asked(out, args)
+    model = _model(args)
+    make_folder(out)
+    if not (out / RUN).exists():
+        record = {"bench": asked, "environment": environment()}
+        (out / RUN).write_text(json.dumps(record, indent=2) + "\n")
+    known = [json.loads(line) for line in _lines(out / RESULTS)]
+    done = {(r["policy"], r["budget"], r["batch"]) for r in known}
+    rows = [Row(**record) for record in known]
+    with (out / RESULTS).open("a") as file:
+        for policy, budget, load in _cells(policies, budgets, loads):
+            shown = "" if policy in ("full", "transformers") else budget
+            if (policy, shown, load.batch) in done:
+                continue
+            (row,) = measure_all(model, [policy], [budget], [load], repeats=args.repeats,
+                                 with_split=not args.no_split, memory=memory)  # fmt: skip
+            file.write(json.dumps(asdict(row)) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+            rows.append(row)
+    flat = [row.flat() for row in rows]
+    _write_csv(out / TABLE, flat)
+    _plots(out, rows, model)
+    _print(flat)
+    print(f"\n{len(flat)} rows. Table: {out / TABLE}")
+    return 0
+
+
+def parse_bytes(text: str) -> int:
+    """`"80GB"` (10^9) or `"80GiB"` (2^30) as a number of bytes."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?B)?\s*", text.upper())
+    if not match or float(match[1]) <= 0:
+        raise UserError(f"--memory {text!r}: expected a size such as 80GB or 24GiB")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def split_specs(text: str) -> list[str]:
+    """Policies between commas, but for commas inside brackets."""
+    return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
+
+
+def _cells(policies: list[str], budgets: list[str], loads: list[Any]) -> Any:
+    for load in loads:
+        for policy in policies:
+            for budget in budgets[:1] if policy in ("full", "transformers") else budgets:
+                yield policy, budget, load
+
+
+def _check_specs(policies: list[str]) -> None:
+    from kvpolicies.registry import resolve
+
+    for policy in policies:
+        if policy != "transformers" and resolve(policy).needs_future:
+            raise UserError(f"policy {policy} cannot be deployed, so it has no speed to measure")
+
+
+def _numbers(text: str, option: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise UserError(f"{option} {text!r}: expected whole numbers >= 1, such as 1,8,32")
+    return numbers
+
+
+def _config(args: argparse.Namespace) -> Any:
+    from kvpolicies.eval.memory import preset
+
+    name = args.random or "small"
+    if not name.endswith(".json"):
+        return preset(name)
+    from transformers import AutoConfig
+
+    if not Path(name).is_file():
+        raise UserError(f"--random {name}: no such file")
+    return AutoConfig.from_pretrained(name)
+
+
+def _model(args: argparse.Namespace) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from kvpolicies.eval import models
+
+    if args.model and args.random:
+        raise UserError("give --model or --random, not both")
+    if args.model:
+        return models.load(args.model, args.dtype, args.device)[0]
+    models.check_device(args.device)
+    device = args.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(_config(args), dtype=getattr(torch, args.dtype))
+    return model.eval()
+
+
+def _predicted(
+    args: argparse.Namespace,
+    policies: list[str],
+    budgets: list[str],
+    loads: list[Any],
+    memory: int,
+) -> list[dict[str, Any]]:
+    import torch
+
+    from kvpolicies.eval.memory import largest_batch, meta_model, predict
+
+    dtype = getattr(torch, args.dtype)
+    model = _model(args) if args.model else meta_model(_config(args), dtype)
+    rows = []
+    for policy, budget, load in _cells(policies, budgets, loads):
+        name = "full" if policy == "transformers" else policy
+        held = predict(model, name, budget, load.batch, load.prompt, load.new)
+        values = {"policy": policy, "budget": budget, **asdict(held), "total": held.total}
+        rows.append({**values, "fits": largest_batch(held, memory)})
+    return rows
+
+
+def _asked(out: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """What all rows of a folder share; a folder that holds another bench is refused."""
+    keys = ("model", "random", "prompt", "new", "repeats", "dtype", "device", "memory", "no_split")
+    asked = {key: getattr(args, key) for key in keys}
+    if (out / RUN).exists():
+        before = json.loads((out / RUN).read_text()).get("bench")
+        if before != asked:
+            raise UserError(f"--out {out}: holds another bench ({before}); choose another folder")
+    return asked
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _plots(out: Path, rows: list[Any], model: Any) -> None:
+    from kvpolicies.eval.bench_plots import memory_against_length, throughput_against_batch
+
+    throughput_against_batch(out / "throughput.png", rows)
+    memory_against_length(out / "memory.png", rows, model)
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)
+    table = Table(box=None)
+    for index, heading in enumerate(rows[0]):
+        table.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*[_shown(key, value) for key, value in row.items()])
+    console.print(table)
+
+
+def _shown(key: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if key.startswith("share_"):
+        return f"{100 * value:.1f} %"
+    if key.endswith("_bytes") or key in ("weights", "cache", "state", "logits", "total"):
+        return f"{value / 1e6:,.1f} MB"
+    return f"{value:,}" if isinstance(value, int) else str(value)

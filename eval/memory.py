@@ -1,0 +1,137 @@
+"""What a model, a policy and a batch take in memory, from the config alone: nothing is allocated.
+
+The cache is laid out by the very code that allocates it, on torch's meta device, which has shapes
+and no storage; so the prediction is the allocation. Weights are those of the config's model, built
+on the same device. Transient memory of a forward is not in it, but for the logits.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from kvpolicies.budget import Budget
+from kvpolicies.cache import FixedBudgetCache
+from kvpolicies.errors import UserError
+from kvpolicies.policy import Policy
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a batch under one policy; `weights` are shared, all else is for `batch` rows."""
+
+    batch: int
+    weights: int
+    cache: int
+    """Keys, values and positions of all layers."""
+    state: int
+    """The policy's own tensors."""
+    logits: int
+    """Of one decode step: in the model's dtype, and in float32 for the choice."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.cache + self.state + self.logits
+
+    @property
+    def a_row(self) -> int:
+        """What one more sequence takes."""
+        return (self.cache + self.state + self.logits) // self.batch
+
+
+def meta_model(config: Any, dtype: torch.dtype) -> Any:
+    """The config's causal language model with shapes and without storage.
+
+    Raises:
+        UserError: if transformers has no causal language model for such a config.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except ValueError as error:
+        raise UserError(f"no causal language model for this config: {error}") from None
+
+
+def predict(
+    model: Any, policy: Policy | str, budget: Budget | str | int, batch: int, prompt: int, new: int
+) -> Memory:
+    """Memory of `batch` sequences of `prompt` + `new` tokens.
+
+    Args:
+        model: a model on any device (`meta_model` makes one without storage); only shapes are read.
+        budget: as `generate` takes it; `full` gets prompt + new.
+
+    Raises:
+        UserError: for a model or a budget that cannot be.
+    """
+    from kvpolicies.registry import resolve
+
+    chosen: Policy = resolve(policy)
+    length = prompt + new
+    own = Budget(length, 0, 0)
+    if chosen.evicts:
+        own = chosen.grant(Budget.parse(budget, length=length), prompt, new)
+    dtype = next(model.parameters()).dtype
+    cache = FixedBudgetCache(model, chosen, own, slots=min(length, own.total), max_length=length)
+    cache.allocate(1, dtype, torch.device("meta"))
+    words = model.get_output_embeddings().weight.shape[0]
+    return Memory(
+        batch=batch,
+        weights=weight_bytes(model),
+        cache=batch * cache.cache_bytes(),
+        state=batch * cache.state_bytes(),
+        logits=batch * words * (dtype.itemsize + 4),
+    )
+
+
+def weight_bytes(model: Any) -> int:
+    """Bytes of parameters and buffers, tied ones once."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())
+
+
+def largest_batch(one: Memory, memory: int) -> int:
+    """Rows that fit into `memory` bytes beside the weights, by arithmetic; 0 = not even one."""
+    return max(0, (memory - one.weights) // one.a_row)
+
+
+@lru_cache(maxsize=8)
+def preset(name: str) -> Any:
+    """A transformers config by a short name: public sizes, no download.
+
+    Raises:
+        UserError: for another name.
+    """
+    from transformers import Qwen3Config
+
+    from kvpolicies.errors import nearest
+
+    if name not in PRESETS:
+        raise UserError(f"no preset {name!r}: {nearest(name, list(PRESETS))}")
+    return Qwen3Config(**PRESETS[name])
+
+
+def _qwen3(width: int, inner: int, layers: int, heads: int, kv: int, size: int, **more: Any) -> Any:
+    sizes = {
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "head_dim": size,
+    }
+    return {**sizes, "vocab_size": 151_936, "max_position_embeddings": 40_960, **more}
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # For laptops: the shape that docs/performance.md measures.
+    "small": _qwen3(256, 768, 8, 8, 2, 64, vocab_size=1024, tie_word_embeddings=True),
+    "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, 8, 128, tie_word_embeddings=True),
+    "qwen3-4b": _qwen3(2560, 9728, 36, 32, 8, 128, tie_word_embeddings=True),
+    "qwen3-8b": _qwen3(4096, 12288, 36, 32, 8, 128, tie_word_embeddings=False),
+}
+"""Sizes from the models' published config.json."""

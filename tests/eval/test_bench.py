@@ -1,0 +1,164 @@
+"""The memory model against what is allocated, and the bench command end to end."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kvpolicies
+from kvpolicies import layer, steps
+from kvpolicies.cli import main
+from kvpolicies.errors import UserError
+from kvpolicies.eval import memory
+from kvpolicies.eval.clock import PARTS, split
+from kvpolicies.eval.commands.bench import parse_bytes, split_specs
+from kvpolicies.policy import Policy
+from kvpolicies.registry import resolve
+from tests.support.models import prompts, tiny
+
+POLICIES = [
+    ("full", "1"),
+    ("streaming", "48"),
+    ("beacon(n_beacon=4, n_recent=4)", "48"),
+    ("beacon(selector='naive_fps', n_beacon=4, n_recent=4)", "48"),
+    ("rkv(faithful=True, every=16)", "48"),
+    ("h2o", "25%"),
+]
+
+
+def allocated(cache: kvpolicies.FixedBudgetCache) -> int:
+    """Bytes of every tensor that the layers hold, found by looking."""
+    found: dict[int, int] = {}
+
+    def walk(x: Any) -> None:
+        if isinstance(x, torch.Tensor) and x.dim():
+            found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        elif isinstance(x, dict):
+            for value in x.values():
+                walk(value)
+
+    for y in cache.slot_layers:
+        for value in vars(y).values():
+            walk(value)
+    return sum(found.values())
+
+
+@pytest.mark.parametrize(("policy", "budget"), POLICIES)
+def test_predicted_bytes_are_the_bytes_allocated(
+    policy: str, budget: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[kvpolicies.FixedBudgetCache] = []
+    original = kvpolicies.FixedBudgetCache.allocate
+
+    def spy(self: Any, *args: Any) -> None:
+        original(self, *args)
+        made.append(self)
+
+    held = memory.predict(tiny(), policy, budget, 3, 20, 60)
+    monkeypatch.setattr(kvpolicies.FixedBudgetCache, "allocate", spy)
+    kvpolicies.generate(tiny(), prompts(20, 20, 20), policy, budget, max_new_tokens=60)
+    real = allocated(made[-1])
+    assert abs(held.cache + held.state - real) <= 0.02 * real
+    weights = sum(p.numel() * p.element_size() for p in tiny().parameters())
+    assert 0 <= held.weights - weights <= 0.02 * weights  # buffers
+
+
+def test_the_papers_77_gigabytes_from_the_config_alone() -> None:
+    """BeaconKV: Qwen3-4B in bf16, 32K tokens, batch 16, full cache: 77 GB."""
+    model = memory.meta_model(memory.preset("qwen3-4b"), torch.bfloat16)
+    held = memory.predict(model, "full", "1", 16, 1, 32_767)
+    slots = 16 * 32_768 * 36 * 8
+    assert held.cache == slots * (2 * 128 * 2 + 4)  # keys, values, positions
+    assert abs(held.cache - slots * 4 - 77.3e9) < 0.1e9
+    assert held.weights == pytest.approx(8.04e9, rel=0.01)
+    assert memory.largest_batch(held, 141 * 10**9) == (141 * 10**9 - held.weights) // held.a_row
+
+
+def test_a_hybrid_models_sliding_layers_do_not_grow() -> None:
+    from transformers import GptOssConfig
+
+    config = GptOssConfig(
+        num_hidden_layers=4, num_local_experts=2, hidden_size=64, intermediate_size=64,
+        vocab_size=100, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        sliding_window=32, max_position_embeddings=65536,
+    )  # fmt: skip
+    model = memory.meta_model(config, torch.float32)
+    short, long = (memory.predict(model, "full", "1", 1, 64, n).cache for n in (1984, 4032))
+    full_layers = 2 * 2048 * 2 * (2 * 16 * 4 + 4)
+    assert long - short == full_layers
+
+
+def test_sizes_and_lists() -> None:
+    assert parse_bytes("80GB") == 80 * 10**9 and parse_bytes("1.5 GiB") == 3 << 29
+    for bad in ("", "80XB", "-1GB", "0"):
+        with pytest.raises(UserError, match="expected a size"):
+            parse_bytes(bad)
+    assert split_specs("full,beacon(n_beacon=8, n_recent=8), rkv") == [
+        "full",
+        "beacon(n_beacon=8, n_recent=8)",
+        "rkv",
+    ]
+
+
+def test_the_clock_accounts_for_a_step_and_puts_everything_back() -> None:
+    policy = resolve("snapkv")
+    before = (steps.slot_attention, layer.compact, type(policy).observe, Policy.evicted)
+    with split(policy, torch.device("cpu")) as seconds:
+        kvpolicies.generate(tiny(), prompts(20), policy, 48, max_new_tokens=80, eos_token_id=-1)
+    assert set(seconds) == set(PARTS)
+    assert all(seconds[part] > 0 for part in ("model", "attention", "observe", "score", "compact"))
+    assert before == (steps.slot_attention, layer.compact, type(policy).observe, Policy.evicted)
+    assert "evicted" not in vars(type(policy))
+
+
+@pytest.fixture
+def tiny_config(tmp_path: Path) -> str:
+    tiny().config.to_json_file(tmp_path / "config.json")
+    return str(tmp_path / "config.json")
+
+
+def test_bench_measures_resumes_and_refuses_another_load(
+    tiny_config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bench"
+    command = ["bench", "--random", tiny_config, "--budgets", "32,40", "--batch-sizes", "1,2"]
+    command += ["--prompt", "8", "--new", "40", "--repeats", "1", "--out", str(out)]
+    assert main([*command, "--policies", "transformers,streaming"]) == 0
+    lines = (out / "bench.jsonl").read_text().splitlines()
+    assert len(lines) == 2 + 4
+    (out / "bench.jsonl").write_text("".join(line + "\n" for line in lines[:4]))
+    assert main([*command, "--policies", "transformers,streaming"]) == 0
+    again = (out / "bench.jsonl").read_text().splitlines()
+    assert again[:4] == lines[:4] and len(again) == 6
+    with (out / "bench.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["policy"] for row in rows} == {"transformers", "streaming"}
+    assert all(float(row["tokens_s"]) > 0 for row in rows)
+    shares = json.loads(again[-1])["split"]
+    assert abs(sum(shares.values()) - 1) < 0.01
+    assert (out / "throughput.png").stat().st_size and (out / "memory.png").stat().st_size
+    assert main([*command, "--new", "50", "--policies", "streaming"]) == 2
+    assert "holds another bench" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--random", "nosuch"], "no preset"),
+        (["--random", "nosuch.json"], "no such file"),
+        (["--memory", "much"], "expected a size"),
+        (["--batch-sizes", "0"], "whole numbers"),
+        (["--policies", "oracle"], "cannot be deployed"),
+        (["--new", "1"], "too small"),
+    ],
+)
+def test_bad_input_is_one_line(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--out", str(tmp_path / "o"), *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error and len(error.splitlines()) == 1
+    assert not (tmp_path / "o").exists()
