@@ -73,7 +73,8 @@ class FixedBudgetCache(Cache):
     Args:
         model: the transformers model (its sizes are read; nothing is changed).
         policy: a `Policy`, or its spec such as `"beacon(n_beacon=8)"`.
-        budget: one `Budget` for all rows, an int or text such as `"1024"`, or one Budget a row.
+        budget: one `Budget` for all rows, an int or text such as `"1024"`, or one Budget a row. A
+            paper's own rule (`faithful=True`) is in force where `policy.grant(...)` made the budget.
         slots: slots to allocate a head; default the largest budget. Fewer suffice when sequences
             are known to be shorter.
         max_length: tokens of the longest sequence, where something must be allocated for all of

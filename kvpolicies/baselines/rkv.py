@@ -55,7 +55,7 @@ class RKV(NewestQueries):
 
     def drop(self, budget: Budget) -> int:
         """The whole buffer under `faithful=True`, else as `batched_drop`."""
-        return self.every if self.faithful else super().drop(budget)
+        return self.every if isinstance(budget, Grant) else super().drop(budget)
 
     def protects(self, budget: Budget) -> int:
         """The observation window itself."""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,14 @@ from kvpolicies.errors import UserError
 from tests.support.broken import Broken
 from tests.support.futures import continuation
 from tests.support.models import FAMILIES, padded, prompts, tiny
-from tests.support.specs import EVICTING, LOOKING_AHEAD, REPLAYABLE, SPECS, UNAIDED
+from tests.support.specs import (
+    EVICTING,
+    LOOKING_AHEAD,
+    OWN_RULES,
+    REPLAYABLE,
+    SPECS,
+    UNAIDED,
+)
 
 BUDGET = Budget(32, 2, 8)
 PROMPTS = prompts(5, 70, 17, 33, 1, 100)  # two are longer than the budget: prefilled in chunks
@@ -71,7 +79,7 @@ def test_both_ways_in_give_the_same_tokens_and_evictions(spec: str) -> None:
             assert torch.equal(slots.eviction_times[row, :, :n], generation.trace.times[0, layer])
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [*SPECS, *OWN_RULES])
 def test_a_row_in_company_is_the_row_alone(spec: str) -> None:
     together = run(spec, trace=True)
     replaced = run(spec, trace=True, batch_size=2)  # rows are handed on to waiting prompts
@@ -93,7 +101,37 @@ def test_rows_that_stay_are_not_disturbed_by_rows_that_leave(spec: str) -> None:
         assert torch.equal(together[i].trace.times, alone.trace.times)
 
 
-@pytest.mark.parametrize("spec", REPLAYABLE)
+@pytest.mark.parametrize("spec", [*SPECS, *OWN_RULES])
+def test_rows_are_independent(spec: str) -> None:
+    """Permuted, left out, joined by others, batched otherwise: a prompt's run is its own."""
+    rng = np.random.default_rng(7)
+    known = run(spec, trace=True, rows=[*PROMPTS, *prompts(3, 45, seed=1)], batch_size=3)
+    rows = [*PROMPTS, *prompts(3, 45, seed=1)]
+    for _ in range(3):
+        chosen = rng.permutation(len(rows))[: rng.integers(2, len(rows) + 1)].tolist()
+        picked = [rows[i] for i in chosen]
+        out = run(spec, trace=True, rows=picked, batch_size=int(rng.integers(1, 6)))
+        for i, generation in zip(chosen, out, strict=True):
+            assert generation.tokens == known[i].tokens
+            assert torch.equal(generation.trace.times, known[i].trace.times)
+
+
+def test_what_a_papers_own_rule_holds() -> None:
+    """SnapKV: budget + new tokens; RPC: prompt + growth + one period; R-KV: budget + buffer."""
+    wanted = {
+        "h2o(faithful=True)": lambda prompt: min(32, prompt + NEW - 1),
+        "snapkv(observe_window=4, faithful=True)": lambda p: max(p, min(p, 32) + NEW - 1),
+        "rkv(every=8, alpha=4, faithful=True)": lambda prompt: min(40, prompt + NEW - 1),
+        # 39 tokens are fed after the prompt: compressed at 16 and at 32 of them.
+        "rpc(observe_window=4, faithful=True, P=16, c=2)": lambda prompt: prompt + 8 + 16,
+    }
+    for spec, slots in wanted.items():
+        for generation in run(spec, budget=Budget(32, 2, 8)):
+            assert generation.max_slots == slots(generation.prompt_tokens), spec
+            assert generation.max_slots <= generation.budget_total
+
+
+@pytest.mark.parametrize("spec", [*REPLAYABLE, *OWN_RULES])
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 def test_replay(spec: str, family: str) -> None:
     if family == "llama" and spec not in ("beacon", "rkv", "h2o"):
