@@ -11,6 +11,7 @@ from torch import Tensor
 
 import kvpolicies
 from kvpolicies import decoding
+from kvpolicies.architecture import inspect_model
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.kernels.foresight import future_mass
@@ -21,6 +22,7 @@ from kvpolicies.recording import Future, record, watched
 from kvpolicies.registry import resolve
 from kvpolicies.rope import Rope
 from kvpolicies.steps import Tokens, process
+from tests.kvpolicies.test_families import model_of
 from tests.support.models import padded, prompts, tiny
 
 BUDGET = Budget(32, 2, 8)
@@ -29,8 +31,10 @@ FORCED = prompts(60, seed=4)[0]
 
 
 def attention(model: Any, tokens: list[int]) -> Tensor:
-    """transformers' own weights in float64, [layers, H, G, T, T]."""
-    exact = copy.deepcopy(model).double()
+    """transformers' own weights, [layers, H, G, T, T]: in float64, but for mixtures of experts."""
+    exact = copy.deepcopy(model)
+    if not hasattr(model.config, "num_local_experts"):  # theirs are multiplied in float32 only
+        exact.double()
     exact.set_attn_implementation("eager")
     with torch.no_grad():
         found = exact(torch.tensor([tokens]), output_attentions=True).attentions
@@ -39,10 +43,12 @@ def attention(model: Any, tokens: list[int]) -> Tensor:
     return weights.unflatten(1, (heads, weights.shape[1] // heads))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama"])
-def test_a_recording_gives_the_full_caches_attention(family: str) -> None:
-    """In more than one block of queries, at every layer."""
-    model, (tokens,) = tiny(family), prompts(300)
+@pytest.mark.parametrize(
+    "name", ["qwen3", "gemma2, soft-capped", "gpt-oss, sinks", "phi3, partial rotation"]
+)
+def test_a_recording_gives_the_full_caches_attention(name: str) -> None:
+    """In more than one block of queries, at every layer that attends to all."""
+    model, (tokens,) = tiny() if name == "qwen3" else model_of(name), prompts(300)
     keys: dict[int, Tensor] = {}
     softmaxes: dict[int, Softmax] = {}
 
@@ -52,8 +58,13 @@ def test_a_recording_gives_the_full_caches_attention(family: str) -> None:
     with torch.no_grad(), watched(model, see):
         model(torch.tensor([tokens]))
     dense = attention(model, tokens)
-    for layer, future in enumerate(record(model, tokens)):
-        assert future is not None and future.lse.dtype == torch.float32
+    futures = record(model, tokens)
+    spans = inspect_model(model).spans
+    assert [future is None for future in futures] == [span is not None for span in spans]
+    for layer, future in enumerate(futures):
+        if future is None:
+            continue
+        assert future.lse.dtype == torch.float32
         for p in (0, 40, 298):
             mass = future_mass(
                 future.queries[:, :, p + 1 :],
@@ -125,6 +136,16 @@ def test_it_keeps_what_the_future_needs_until_then() -> None:
     gone = layer.eviction_times[0, 0].tolist()
     assert all(gone[t] <= 35 for t in (1, 2, 3, 4, 6, 7, 8))
     assert 35 < gone[5] < length
+
+
+def test_hybrid_models_are_evicted_in_their_full_layers() -> None:
+    model = model_of("gpt-oss, sinks")
+    (out,) = kvpolicies.generate(
+        model, prompts(20), "oracle", BUDGET, max_new_tokens=60, forced=[FORCED], trace=True
+    )
+    assert out.trace is not None and out.max_slots == BUDGET.total
+    logits = kvpolicies.replay(model, out.trace)
+    assert logits[0, 19:].argmax(-1).tolist() == out.choices
 
 
 def test_with_room_for_all_it_chooses_what_full_chose() -> None:
