@@ -12,7 +12,7 @@ from kvpolicies.registry import policy_names
 
 def test_defaults_are_filled_in():
     study = Study().resolved()
-    assert study.budgets == ("133", "181", "245")
+    assert study.budgets == ("69", "101", "133")
     assert study.problems == 48
     assert len(study.policies) == len(policy_names()) - 1
     assert not any(policy.startswith("full") for policy in study.policies)
