@@ -12,14 +12,7 @@ from kvpolicies.errors import UserError
 from tests.support.broken import Broken
 from tests.support.futures import continuation
 from tests.support.models import FAMILIES, padded, prompts, tiny
-from tests.support.specs import (
-    EVICTING,
-    LOOKING_AHEAD,
-    OWN_RULES,
-    REPLAYABLE,
-    SPECS,
-    UNAIDED,
-)
+from tests.support.specs import EVICTING, LOOKING_AHEAD, OWN_RULES, REPLAYABLE, SPECS, UNAIDED
 
 BUDGET = Budget(32, 2, 8)
 PROMPTS = prompts(5, 70, 17, 33, 1, 100)  # two are longer than the budget: prefilled in chunks
