@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 
 from kvpolicies import config
-from kvpolicies.eval import ceiling, report
+from kvpolicies.eval import lookahead, report
 from kvpolicies.eval.run import run_study
 from kvpolicies.eval.study import Study, load_study, shipped
 from kvpolicies.eval.summary import Summary
@@ -59,5 +59,5 @@ def print_table(study: Study, summaries: Sequence[Summary]) -> None:
         shown.add_row(*line)
         before = line[0]
     console.print(shown)
-    if any(cell.ceiling for cell in summaries):
-        console.print(ceiling.note(study.entry.forced))
+    if any(cell.lookahead for cell in summaries):
+        console.print(lookahead.note(study.entry.forced))

@@ -31,8 +31,11 @@ def mode(policy: str, forced: bool) -> str:
 def note(forced: bool) -> str:
     """What the mark on a policy's name means."""
     if forced:
-        return f"{MARK} looks ahead in the recorded full run: a ceiling, not a policy to deploy."
-    return f"{MARK} chooses with full's own tokens as context: a ceiling, not a policy to deploy."
+        return f"{MARK} looks ahead in the recorded full run: no policy to deploy."
+    return (
+        f"{MARK} chooses with full's own tokens as context, and knows their attention: no policy "
+        "to deploy."
+    )
 
 
 def tokens_of(rows: Sequence[Row], keys: Sequence[Key]) -> list[list[int]]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvpolicies.eval import ceiling, plots, provenance, summary, words
+from kvpolicies.eval import lookahead, plots, provenance, summary, words
 from kvpolicies.eval.results import NAME as RESULTS
 from kvpolicies.eval.results import read_rows
 from kvpolicies.eval.study import Study
@@ -99,8 +99,8 @@ def notes(study: Study, summaries: Sequence[Summary]) -> list[str]:
     ]
     if study.entry.forced:
         said.insert(0, "Budgets are shares of each problem's prompt and solution together.")
-    if any(cell.ceiling for cell in summaries):
-        said.insert(0, ceiling.note(study.entry.forced))
+    if any(cell.lookahead for cell in summaries):
+        said.insert(0, lookahead.note(study.entry.forced))
     return said
 
 

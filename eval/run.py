@@ -18,7 +18,7 @@ from kvpolicies.adapter import inspect_model
 from kvpolicies.budget import Budget
 from kvpolicies.decoding import Generation, generate
 from kvpolicies.errors import UserError
-from kvpolicies.eval import ceiling, models, prompts, provenance
+from kvpolicies.eval import lookahead, models, prompts, provenance
 from kvpolicies.eval.fidelity import Scorer, split_units
 from kvpolicies.eval.prompts import Request
 from kvpolicies.eval.results import Key, Results
@@ -126,13 +126,13 @@ def _missing(session: Session, cell: Cell, unit: list[Request]) -> bool:
 
 def _generate_cell(session: Session, cell: Cell, unit: list[Request]) -> None:
     forced: list[list[int]] | None = None
-    if ceiling.mode(cell.policy, forced=False):
+    if lookahead.mode(cell.policy, forced=False):
         full = [Key(FULL, FULL, request.problem.id, request.sample) for request in unit]
-        forced = ceiling.tokens_of(session.results.rows, full)
+        forced = lookahead.tokens_of(session.results.rows, full)
 
     def finished(index: int, generation: Generation) -> None:
         if forced is not None:
-            generation = ceiling.as_chosen(generation, session.stops)
+            generation = lookahead.as_chosen(generation, session.stops)
         text = prompts.decode(generation.tokens, session.tokenizer)
         grades = session.study.entry.grade(unit[index].problem, text)
         _add(session, cell, unit[index], generation, grades, generation.tokens, text)
@@ -203,7 +203,7 @@ def _add(
         "tokens": tokens,
         "text": text,
     }
-    if told := ceiling.mode(cell.policy, session.study.entry.forced):
+    if told := lookahead.mode(cell.policy, session.study.entry.forced):
         row["mode"] = told
     if session.results.add(row):
         session.on_row(1)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvpolicies.eval.ceiling import MARK
 from kvpolicies.eval.grading import ends_in_loop
+from kvpolicies.eval.lookahead import MARK
 from kvpolicies.eval.measures import Row
 from kvpolicies.eval.stats import Interval
 from kvpolicies.eval.study import Study
@@ -40,8 +40,8 @@ class Summary:
     """Share of samples cut off by max_new_tokens."""
     looping: float
     """Share of samples that were cut off while repeating themselves."""
-    ceiling: bool
-    """Its policy was told what is to come (ceiling.py): no policy to deploy."""
+    lookahead: bool
+    """Its policy was told what is to come (lookahead.py): no policy to deploy."""
     tokens_per_second: float
 
     @property
@@ -56,8 +56,8 @@ class Summary:
 
     @property
     def label(self) -> str:
-        """The policy's name, marked if it is a ceiling."""
-        return f"{self.policy} {MARK}" if self.ceiling else self.policy
+        """The policy's name, marked if it is a lookahead."""
+        return f"{self.policy} {MARK}" if self.lookahead else self.policy
 
     @property
     def is_full(self) -> bool:
@@ -85,7 +85,7 @@ def write_csv(path: Path, study: Study, summaries: Sequence[Summary]) -> None:
         if measure.against_full:
             header += [f"{measure.key}_minus_full{end}" for end in names]
     plain = ("slots", "max_slots", "over_budget", "cache_bytes", "state_bytes", "mean_length",
-             "truncated", "looping", "ceiling", "tokens_per_second")  # fmt: skip
+             "truncated", "looping", "lookahead", "tokens_per_second")  # fmt: skip
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow([*header, *plain])
@@ -117,7 +117,7 @@ def _one(study: Study, rows: Sequence[Row], full: Sequence[Row]) -> Summary:
         state_bytes=max(row["state_bytes"] for row in rows),
         mean_length=sum(row["length"] for row in rows) / count,
         truncated=len(cut) / count,
-        ceiling=any(row.get("mode") for row in rows),
+        lookahead=any(row.get("mode") for row in rows),
         looping=sum(ends_in_loop(row["tokens"]) for row in cut) / count,
         tokens_per_second=sum(row["length"] for row in rows) / seconds if seconds > 0 else 0.0,
     )

@@ -22,7 +22,7 @@ def sentences(study: Study, summaries: Sequence[Summary], rows: Sequence[Row]) -
     said = [_reference(study, full, measure)] if full else []
     for budget in study.budgets:
         here = [c for c in summaries if c.budget == budget and not c.is_full]
-        cells = [c for c in here if not c.ceiling and not c.beyond]
+        cells = [c for c in here if not c.lookahead and not c.beyond]
         if cells:
             said.append(_at_budget(study, budget, cells, full, rows))
         said += [_apart(study, cell) for cell in here if cell not in cells]
@@ -86,7 +86,7 @@ def _apart(study: Study, cell: Summary) -> str:
     if cell.beyond:
         return f"{head}: by its paper's own rule it holds up to {cell.max_slots} slots."
     told = "looks ahead" if study.entry.forced else "chooses with full's own tokens as context"
-    return f"{head} but a ceiling: it {told}."
+    return f"{head} but one that knows what is to come: it {told}."
 
 
 def _to_full(measure: Measure, best: Summary, cells: list[Summary]) -> str:
@@ -145,8 +145,8 @@ def _caveats(study: Study, summaries: Sequence[Summary]) -> list[str]:
 
 
 def _cut_off(summaries: Sequence[Summary]) -> list[Summary]:
-    """A ceiling ends where full's text does, whatever it chose there."""
-    return [cell for cell in summaries if cell.truncated > 0 and not cell.ceiling]
+    """A policy that looks ahead ends where full's text does, whatever it chose there."""
+    return [cell for cell in summaries if cell.truncated > 0 and not cell.lookahead]
 
 
 def _rows_of(rows: Sequence[Row], cell: Summary) -> list[Row]:

@@ -1,4 +1,4 @@
-"""oracle: keeps what the run to come will attend to. The ceiling; it cannot be deployed."""
+"""oracle: keeps what the run to come will attend to; it cannot be deployed."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from kvpolicies.policy import Policy, Scores, View, batched_drop, whole
 
 @dataclass(frozen=True, kw_only=True)
 class Oracle(Policy):
-    """Attention that each token will still receive in a recorded full run: a ceiling.
+    """Attention that each token will still receive in a recorded full run.
 
     The run's own tokens must be known beforehand (`generate(forced=...)`): a full-cache run over
     them is recorded first (recording.py). At an eviction at position p, score = sum over all
@@ -27,7 +27,7 @@ class Oracle(Policy):
     """
 
     name = "oracle"
-    source = "the ceiling; no paper: future attention of the full cache"
+    source = "no paper: future attention of the full cache"
     needs_future = True
     every: int = 32
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvpolicies.decoding import Generation
 from kvpolicies.errors import UserError
-from kvpolicies.eval import ceiling, report, run, words
+from kvpolicies.eval import lookahead, report, run, words
 from kvpolicies.eval.results import NAME, Key, read_rows
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import summarise
@@ -55,9 +55,9 @@ def test_it_is_marked_wherever_numbers_are_shown(looked_ahead):
     folder = looked_ahead[1]
     page = (folder / report.NAME).read_text()
     assert "<td>oracle †</td>" in page and "<td>oracle</td>" not in page
-    assert "a ceiling, not a policy to deploy" in page
+    assert "no policy to deploy" in page
     with (folder / "summary.csv").open() as file:
-        marked = {line["policy"]: line["ceiling"] for line in csv.DictReader(file)}
+        marked = {line["policy"]: line["lookahead"] for line in csv.DictReader(file)}
     assert marked == {"full": "0", "streaming": "0", "oracle": "1"}
 
 
@@ -109,16 +109,17 @@ def made(choices: list[int]) -> Generation:
     ],
 )
 def test_choices_end_at_the_first_stop_token(choices, tokens, finish):
-    ended = ceiling.as_chosen(made(choices), stops=[1, 2])
+    ended = lookahead.as_chosen(made(choices), stops=[1, 2])
     assert (ended.tokens, ended.finish) == (tokens, finish)
 
 
 def test_missing_rows_of_full_are_named():
     with pytest.raises(UserError, match="no tokens of full for problem 'p'"):
-        ceiling.tokens_of([], [Key("full", "full", "p", 0)])
+        lookahead.tokens_of([], [Key("full", "full", "p", 0)])
 
 
 def test_modes():
-    assert ceiling.mode("beacon", forced=False) == ceiling.mode("random", forced=True) == ""
-    assert ceiling.mode("oracle(every=4)", forced=True) == "looks ahead"
-    assert "chooses" in ceiling.note(forced=False) and "chooses" not in ceiling.note(forced=True)
+    assert lookahead.mode("beacon", forced=False) == lookahead.mode("random", forced=True) == ""
+    assert lookahead.mode("oracle(every=4)", forced=True) == "looks ahead"
+    assert "chooses" in lookahead.note(forced=False)
+    assert "chooses" not in lookahead.note(forced=True)
