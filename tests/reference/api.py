@@ -8,20 +8,15 @@ from tests.reference.attention import (
     causal_rows,
     logits,
     max_pool,
+    products,
     rotary,
     softmax,
     unit,
 )
-from tests.reference.beacon import (
-    Beacon,
-    BeaconState,
-    QueryBuffer,
-    beacon_scores,
-    fps,
-    fps_with_gap,
-)
-from tests.reference.inputs import draw
-from tests.reference.policies import H2O, RKV, RPC, KeyDiff, Lazy, SnapKV, Streaming, Tova
+from tests.reference.beacon import Beacon, BeaconState, beacon_scores
+from tests.reference.buffers import QueryBuffer, RevisitBuffer, WholeHistory
+from tests.reference.inputs import draw, draw_whole, quarter_turns
+from tests.reference.policies import H2O, KeyDiff, Lazy, Streaming, Tova
 from tests.reference.rule import (
     NEVER,
     Budget,
@@ -29,6 +24,7 @@ from tests.reference.rule import (
     Observation,
     Outcome,
     Stream,
+    Terms,
     decode_drop,
     eviction_size,
     lowest,
@@ -50,6 +46,8 @@ from tests.reference.scores import (
     streaming_scores,
     tova_scores,
 )
+from tests.reference.selection import fps, fps_with_gap, kmeans, points
+from tests.reference.windowed import RKV, RPC, Oracle, SnapKV, log_sum_exps
 
 POLICIES = {
     "streaming": Streaming,
@@ -60,6 +58,7 @@ POLICIES = {
     "rkv": RKV,
     "keydiff": KeyDiff,
     "lazy": Lazy,
+    "oracle": Oracle,
     "beacon": Beacon,
 }
 
@@ -76,29 +75,39 @@ __all__ = [
     "KeyDiff",
     "Lazy",
     "Observation",
+    "Oracle",
     "Outcome",
     "QueryBuffer",
+    "RevisitBuffer",
     "SnapKV",
     "Stream",
     "Streaming",
+    "Terms",
     "Tova",
+    "WholeHistory",
     "attention_row",
     "average_pool",
     "beacon_scores",
     "causal_rows",
     "decode_drop",
     "draw",
+    "draw_whole",
     "eviction_size",
     "fps",
     "fps_with_gap",
     "keydiff_scores",
+    "kmeans",
     "lazy_scores",
     "lazy_update",
+    "log_sum_exps",
     "logits",
     "lowest",
     "margin",
     "max_pool",
+    "points",
+    "products",
     "protected",
+    "quarter_turns",
     "relative_margin",
     "rkv_importance",
     "rkv_redundancy",

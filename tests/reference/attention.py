@@ -1,8 +1,8 @@
 """Attention of one query, rotary embedding and pooling, in float64 numpy.
 
-The slow references are written for reading, not for speed: one head, one query at a time.
-A logit is the row sum of `keys * query`, never a matrix product, so that two equal keys get
-two exactly equal logits and a tie stays a tie.
+The slow references are written for reading, not for speed: plain loops over heads and steps.
+A logit is a sum of products of its own, never part of a matrix product, so that two equal keys
+get two exactly equal logits and a tie stays a tie.
 
 Shapes: H KV heads, G query heads per KV head, L cached slots of one head, D head size,
 N observation queries, T tokens of the sequence.
@@ -39,39 +39,42 @@ def rotary(dim: int, base: float = 10000.0) -> Rope:
     return rope
 
 
-def logits(query: Array, keys: Array) -> Array:
-    """query [D] · keys [L, D] / sqrt(D) -> [L]."""
-    return (keys * query).sum(axis=-1) / np.sqrt(keys.shape[-1])
+def products(queries: Array, keys: Array) -> Array:
+    """queries [..., D] · keys [L, D] -> [..., L], each product summed on its own.
+
+    A matrix product may sum equal rows in different orders; here equal keys tie exactly.
+    """
+    return np.einsum("...d,ld->...l", queries, keys, optimize=False)
+
+
+def logits(queries: Array, keys: Array) -> Array:
+    """queries [..., D] · keys [L, D] / sqrt(D) -> [..., L]."""
+    return products(queries, keys) / np.sqrt(keys.shape[-1])
 
 
 def softmax(values: Array, seen: Array | None = None) -> Array:
-    """Softmax of values [L] over the slots marked in seen [L] (default all); 0 elsewhere.
+    """Softmax of values [..., L] over the slots marked in seen [..., L] (default all).
 
-    All zeros when nothing is seen.
+    0 elsewhere; all zeros when nothing is seen.
     """
-    seen = np.ones(len(values), dtype=bool) if seen is None else seen
-    weights = np.zeros(len(values))
-    if seen.any():
-        weights[seen] = np.exp(values[seen] - values[seen].max())
-        weights /= weights.sum()
-    return weights
+    seen = np.broadcast_to(np.array(True) if seen is None else seen, values.shape)
+    highest = np.max(values, axis=-1, keepdims=True, where=seen, initial=-np.inf)
+    weights = np.exp(np.where(seen, values, -np.inf) - np.where(highest > -np.inf, highest, 0.0))
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights / np.where(total > 0, total, 1.0)
 
 
 def attention_row(query: Array, keys: Array, seen: Array | None = None) -> Array:
-    """What query [D] gives to each of keys [L, D] -> [L]; see `softmax` for seen."""
+    """What query [..., D] gives to each of keys [L, D] -> [..., L]; see `softmax` for seen."""
     return softmax(logits(query, keys), seen)
 
 
 def causal_rows(queries: Array, query_positions: Array, keys: Array, positions: Array) -> Array:
-    """One attention row per query [N, D] over keys [L, D] -> [N, L].
+    """One attention row per query [..., N, D] over keys [L, D] -> [..., N, L].
 
-    A query at position tau sees the keys whose position is at most tau.
+    A query at position tau ([N]) sees the keys whose position ([L]) is at most tau.
     """
-    rows = [
-        attention_row(query, keys, positions <= tau)
-        for query, tau in zip(queries, query_positions, strict=True)
-    ]
-    return np.array(rows).reshape(len(queries), len(keys))
+    return attention_row(queries, keys, positions[None, :] <= query_positions[:, None])
 
 
 def unit(vectors: Array) -> Array:
@@ -80,14 +83,13 @@ def unit(vectors: Array) -> Array:
     return vectors / np.maximum(norms, EPS)
 
 
-def _windows(positions: Array, kernel: int) -> list[tuple[int, Array]]:
-    """(slot, slots of its pooling window) for each slot, neighbours in position order."""
+def _windows(values: Array, positions: Array, kernel: int, outside: float) -> tuple[Array, Array]:
+    """(order, windows [L, kernel]): slots in position order, and the values around each."""
     order = np.argsort(positions, kind="stable")
-    reach = kernel // 2
-    return [
-        (int(slot), order[max(0, rank - reach) : rank + reach + 1])
-        for rank, slot in enumerate(order)
-    ]
+    if not len(order):
+        return order, np.zeros((0, kernel))
+    padded = np.pad(values[order], kernel // 2, constant_values=outside)
+    return order, np.lib.stride_tricks.sliding_window_view(padded, kernel)
 
 
 def average_pool(values: Array, positions: Array, kernel: int) -> Array:
@@ -96,14 +98,14 @@ def average_pool(values: Array, positions: Array, kernel: int) -> Array:
     Beyond either end lie zeros: the sum is divided by `kernel` always.
     """
     pooled = np.zeros(len(values))
-    for slot, window in _windows(positions, kernel):
-        pooled[slot] = sum(float(values[i]) for i in window) / kernel
+    order, windows = _windows(values, positions, kernel, 0.0)
+    pooled[order] = windows.sum(axis=-1) / kernel
     return pooled
 
 
 def max_pool(values: Array, positions: Array, kernel: int) -> Array:
     """Maximum over `kernel` (odd) neighbours in position order, ignoring the outside -> [L]."""
     pooled = np.zeros(len(values))
-    for slot, window in _windows(positions, kernel):
-        pooled[slot] = max(float(values[i]) for i in window)
+    order, windows = _windows(values, positions, kernel, -np.inf)
+    pooled[order] = windows.max(axis=-1)
     return pooled

@@ -1,4 +1,4 @@
-"""The training-free policies but beacon and random, on top of the pure scores.
+"""Policies that watch every step, or none, on top of the pure scores.
 
 `every` and `protects` are the policy data of the eviction rule.
 """
@@ -10,15 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.reference.attention import Array, causal_rows
-from tests.reference.rule import Budget, Observation, Policy, State, Stream
+from tests.reference.rule import Budget, Observation, Policy, State, Stream, Terms
 from tests.reference.scores import (
     keydiff_scores,
     lazy_scores,
     lazy_update,
-    rkv_scores,
-    rkv_threshold_gap,
-    rpc_scores,
-    snapkv_scores,
     streaming_scores,
     tova_scores,
 )
@@ -72,117 +68,43 @@ class _Tova(State):
 
 @dataclass(frozen=True)
 class H2O(Batched):
-    """H2O: attention summed over all queries so far and over the group."""
+    """H2O: attention summed over all queries so far and over the group.
+
+    `faithful`: half of the budget for the heavy hitters, half for the newest, no sinks.
+    """
+
+    faithful: bool = False
+
+    def terms(self, asked: Budget, prompt: int, limit: int) -> Terms:
+        if not self.faithful:
+            return Terms(asked)
+        window = min(max(1, asked.total // 2), asked.total - 1)
+        return Terms(Budget(asked.total, 0, window))
 
     def start(self, stream: Stream, budget: Budget) -> State:
         return H2OState(stream)
 
 
 class H2OState(State):
-    """mass[h][position]: what a cached token has received."""
+    """mass [H, T]: what each cached token has received."""
 
     def __init__(self, stream: Stream):
         super().__init__(stream)
-        self.mass: list[dict[int, float]] = [{} for _ in range(stream.heads)]
+        self.mass = np.zeros((stream.heads, stream.tokens))
 
     def observe(self, event: Observation) -> None:
         taus = np.arange(event.first, event.first + event.n)
         for h, kept in enumerate(event.cached):
-            keys = self.stream.k[h, kept]
-            for g in range(self.stream.group):
-                rows = causal_rows(self.stream.q[h, g, taus], taus, keys, kept)
-                for position, weight in zip(kept, rows.sum(axis=0), strict=True):
-                    self.mass[h][position] = self.mass[h].get(position, 0.0) + float(weight)
+            rows = causal_rows(self.stream.q[h][:, taus], taus, self.stream.k[h, kept], kept)
+            self.mass[h, kept] += rows.sum(axis=(0, 1))
 
     def scores(self, cached: list[Array], position: int) -> list[Array]:
-        return [np.array([self.mass[h][j] for j in kept]) for h, kept in enumerate(cached)]
+        return [self.mass[h, kept] for h, kept in enumerate(cached)]
 
     def evicted(self, kept: list[Array], position: int) -> None:
         for h, positions in enumerate(kept):
-            self.mass[h] = {j: self.mass[h][j] for j in positions}
-
-
-@dataclass(frozen=True)
-class SnapKV(Batched):
-    """SnapKV, decode form, observed by the newest `queries` queries."""
-
-    every: int = 32
-    queries: int = 32
-    kernel: int = 5
-
-    def start(self, stream: Stream, budget: Budget) -> State:
-        return _SnapKV(self, stream)
-
-
-class _SnapKV(State):
-    def __init__(self, policy: SnapKV, stream: Stream):
-        super().__init__(stream)
-        self.policy = policy
-
-    def scores(self, cached: list[Array], position: int) -> list[Array]:
-        taus = self.stream.newest(position, self.policy.queries)
-        kernel = self.policy.kernel
-        return [
-            snapkv_scores(self.stream.k[h, kept], kept, self.stream.q[h][:, taus], taus, kernel)
-            for h, kept in enumerate(cached)
-        ]
-
-
-@dataclass(frozen=True)
-class RPC(Batched):
-    """RPC under a fixed budget: one kept set per layer."""
-
-    every: int = 32
-    protects: int = 32
-    queries: int = 32
-    kernel: int = 7
-
-    def start(self, stream: Stream, budget: Budget) -> State:
-        return _RPC(self, stream)
-
-
-class _RPC(State):
-    def __init__(self, policy: RPC, stream: Stream):
-        super().__init__(stream)
-        self.policy = policy
-
-    def scores(self, cached: list[Array], position: int) -> list[Array]:
-        taus = self.stream.newest(position, self.policy.queries)
-        keys = np.array([self.stream.k[h, kept] for h, kept in enumerate(cached)])
-        queries = self.stream.q[:, :, taus]
-        return [rpc_scores(keys, cached[0], queries, taus, self.policy.kernel)] * len(cached)
-
-
-@dataclass(frozen=True)
-class RKV(Batched):
-    """R-KV: importance by the newest `protects` (alpha) queries against redundancy."""
-
-    every: int = 128
-    protects: int = 8
-    lam: float = 0.1
-    beta: int = 1
-    threshold: float = 0.5
-    kernel: int = 7
-
-    def start(self, stream: Stream, budget: Budget) -> State:
-        return _RKV(self, stream)
-
-
-class _RKV(State):
-    def __init__(self, policy: RKV, stream: Stream):
-        super().__init__(stream)
-        self.policy = policy
-
-    def scores(self, cached: list[Array], position: int) -> list[Array]:
-        policy = self.policy
-        taus = self.stream.newest(position, policy.protects)
-        scores = []
-        for h, kept in enumerate(cached):
-            keys, queries = self.stream.k[h, kept], self.stream.q[h][:, taus]
-            options = (policy.lam, policy.beta, policy.threshold, policy.kernel)
-            scores.append(rkv_scores(keys, kept, queries, taus, *options))
-            self.gap = min(self.gap, rkv_threshold_gap(keys, policy.threshold))
-        return scores
+            gone = np.setdiff1d(np.arange(self.stream.tokens), positions)
+            self.mass[h, gone] = 0.0
 
 
 @dataclass(frozen=True)
@@ -210,37 +132,30 @@ class Lazy(Batched):
 
 
 class LazyState(State):
-    """recurrence[h][position] = (TS, MRI). The gap is |attention - alpha| / alpha."""
+    """TS and MRI, `last` and `longest` [H, T]. The gap is |attention - alpha| / alpha."""
 
     def __init__(self, policy: Lazy, stream: Stream):
         super().__init__(stream)
         self.policy = policy
-        self.recurrence: list[dict[int, tuple[int, int]]] = [{} for _ in range(stream.heads)]
+        self.last = np.tile(np.arange(stream.tokens), (stream.heads, 1))
+        self.longest = np.zeros_like(self.last)
 
     def observe(self, event: Observation) -> None:
+        taus = np.arange(event.first, event.first + event.n)
         for h, kept in enumerate(event.cached):
-            for tau in range(event.first, event.first + event.n):
-                self.recurrence[h][tau] = (tau, 0)
-                self._query(h, kept, tau)
+            rows = causal_rows(self.stream.q[h][:, taus], taus, self.stream.k[h, kept], kept)
+            for tau, attention in zip(taus, rows.max(axis=0), strict=True):
+                earlier = kept < tau
+                self._query(h, kept[earlier], attention[earlier], int(tau))
 
-    def _query(self, h: int, kept: Array, tau: int) -> None:
-        alpha, taus = self.policy.alpha, np.array([tau])
-        queries = self.stream.q[h][:, taus]
-        rows = [causal_rows(query, taus, self.stream.k[h, kept], kept)[0] for query in queries]
-        for position, attention in zip(kept, np.max(rows, axis=0), strict=True):
-            if position < tau:
-                last, longest = self.recurrence[h][position]
-                update = lazy_update(float(attention), tau, last, longest, alpha)
-                self.recurrence[h][position] = update
-                self.gap = min(self.gap, abs(float(attention) - alpha) / alpha)
+    def _query(self, h: int, kept: Array, attention: Array, tau: int) -> None:
+        alpha = self.policy.alpha
+        known = self.last[h, kept], self.longest[h, kept]
+        self.last[h, kept], self.longest[h, kept] = lazy_update(attention, tau, *known, alpha)
+        self.gap = min(self.gap, *(abs(attention - alpha) / alpha), np.inf)
 
     def scores(self, cached: list[Array], position: int) -> list[Array]:
-        scores = []
-        for h, kept in enumerate(cached):
-            pairs = np.array([self.recurrence[h][j] for j in kept])
-            scores.append(lazy_scores(position, pairs[:, 0], pairs[:, 1]))
-        return scores
-
-    def evicted(self, kept: list[Array], position: int) -> None:
-        for h, positions in enumerate(kept):
-            self.recurrence[h] = {j: self.recurrence[h][j] for j in positions}
+        return [
+            lazy_scores(position, self.last[h, kept], self.longest[h, kept])
+            for h, kept in enumerate(cached)
+        ]

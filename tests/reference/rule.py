@@ -10,7 +10,7 @@ Cached positions are kept sorted, so that slot order is position order here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,6 +68,23 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class Terms:
+    """What a policy makes of the budget asked for, in one sequence.
+
+    `budget` is in force; a row that has processed `seen` tokens must make room before the next
+    once it holds `full_at(seen)` slots (default: the total); `drop` is what then goes, exactly
+    (default: as the rule says).
+    """
+
+    budget: Budget
+    full_at: Callable[[int], int] | None = None
+    drop: int | None = None
+
+    def room(self, held: int, seen: int) -> int:
+        return (self.budget.total if self.full_at is None else self.full_at(seen)) - held
+
+
+@dataclass(frozen=True)
 class Observation:
     """n queries, from position `first`, have attended; `cached[h]` [L] holds their own keys too."""
 
@@ -109,6 +126,10 @@ class Policy:
         """How many tokens to drop at a time in decoding, before the caps."""
         raise NotImplementedError
 
+    def terms(self, asked: Budget, prompt: int, limit: int) -> Terms:
+        """For a prompt of so many tokens and at most `limit` new ones: as asked, by default."""
+        return Terms(asked)
+
     def protected_newest(self) -> int:
         """Newest tokens that the policy wants protected beyond the budget's window."""
         return 0
@@ -143,8 +164,8 @@ def lowest(scores: Array, positions: Array, n_drop: int, shield: Array) -> list[
     """Slots of the n_drop lowest by (score, position) among those not shielded."""
     if np.isnan(scores).any():
         raise ValueError("a score is NaN")
-    free = [slot for slot in range(len(scores)) if not shield[slot]]
-    return sorted(free, key=lambda slot: (scores[slot], positions[slot]))[:n_drop]
+    ranked = np.lexsort((positions, scores))
+    return [int(slot) for slot in ranked if not shield[slot]][:n_drop]
 
 
 def margin(scores: Array, n_drop: int, shield: Array) -> float:
@@ -180,7 +201,8 @@ def _gap(scores: Array, n_drop: int, shield: Array) -> tuple[float, float]:
 class Eviction:
     """One eviction at newest position p: per head the positions kept and dropped (sorted).
 
-    `margins[h]` is the relative margin, `state_gap` the state's `gap` so far.
+    `margins[h]` is the relative margin, `edges[h]` the highest score that was dropped, `state_gap`
+    the state's `gap` so far.
     """
 
     position: int
@@ -189,6 +211,7 @@ class Eviction:
     dropped: list[Array]
     scores: list[Array]
     margins: list[float]
+    edges: list[float]
     state_gap: float
 
     def near_tie(self, rtol: float = 1e-6, atol: float = 1e-6) -> bool:
@@ -222,14 +245,15 @@ def _evict(
     policy: Policy, budget: Budget, state: State, cached: list[Array], newest: int, n_drop: int
 ) -> Eviction:
     scores = state.scores(cached, newest)
-    kept, dropped, margins = [], [], []
+    kept, dropped, margins, edges = [], [], [], []
     for positions, row in zip(cached, scores, strict=True):
         shield = protected(policy, budget, positions, newest, n_drop)
         slots = lowest(row, positions, n_drop, shield)
         kept.append(np.delete(positions, slots))
         dropped.append(np.sort(positions[slots]))
         margins.append(relative_margin(row, n_drop, shield))
-    eviction = Eviction(newest, n_drop, kept, dropped, scores, margins, state.gap)
+        edges.append(float(row[slots[-1]]))
+    eviction = Eviction(newest, n_drop, kept, dropped, scores, margins, edges, state.gap)
     state.evicted(kept, newest)
     return eviction
 
@@ -238,15 +262,17 @@ def simulate(
     policy: Policy, stream: Stream, budget: Budget, calls: Sequence[int] | None = None
 ) -> Outcome:
     """Run the rule over a sequence; `calls` (default: prompt, then one by one) sums to <= T."""
+    terms = policy.terms(budget, stream.prompt, stream.tokens - stream.prompt)
+    budget = terms.budget
     state = policy.start(stream, budget)
     outcome = Outcome(np.full((stream.heads, stream.tokens), NEVER, dtype=np.int64))
     cached = [np.zeros(0, dtype=np.int64) for _ in range(stream.heads)]
     done = 0
     for remaining in stream.calls() if calls is None else calls:
         while remaining:
-            room = budget.total - len(cached[0])
-            if room == 0:
-                room = eviction_size(policy, budget, remaining)
+            room = terms.room(len(cached[0]), done)
+            if room <= 0:
+                room = terms.drop or eviction_size(policy, budget, remaining)
                 eviction = _evict(policy, budget, state, cached, done - 1, room)
                 outcome.evictions.append(eviction)
                 cached = eviction.kept

@@ -16,6 +16,7 @@ from tests.reference.attention import (
     causal_rows,
     logits,
     max_pool,
+    products,
     softmax,
     unit,
 )
@@ -34,8 +35,8 @@ def tova_scores(keys: Array, queries: Array) -> Array:
     heads, group, _ = queries.shape
     total = np.zeros(keys.shape[1])
     for h in range(heads):
-        for g in range(group):
-            total += attention_row(queries[h, g], keys[h])
+        for row in attention_row(queries[h], keys[h]):
+            total += row
     return total / (heads * group)
 
 
@@ -70,8 +71,7 @@ def rpc_scores(
     total = np.zeros(len(positions))
     for h in range(heads):
         for g in range(group):
-            for query in queries[h, g]:
-                total += attention_row(query, keys[h], older)
+            total += attention_row(queries[h, g], keys[h], older).sum(axis=0)
     scores = np.full(len(positions), np.inf)
     scores[older] = average_pool(total[older] / (heads * group), positions[older], kernel)
     return scores
@@ -89,18 +89,15 @@ def rkv_importance(
     importance = np.zeros(len(positions))
     if not older.any():
         return importance
-    rows = [
-        softmax(np.max([logits(query, keys[older]) for query in queries[:, n]], axis=0))
-        for n in range(queries.shape[1])
-    ]
-    importance[older] = max_pool(np.mean(rows, axis=0), positions[older], kernel)
+    rows = softmax(logits(queries, keys[older]).max(axis=0))
+    importance[older] = max_pool(rows.mean(axis=0), positions[older], kernel)
     return importance
 
 
 def _cosines(keys: Array) -> Array:
     """Cosine of every pair of keys [L, D], the diagonal 0 -> [L, L]."""
     units = unit(keys)
-    cosines = np.array([(units * row).sum(axis=-1) for row in units])
+    cosines = products(units, units)
     np.fill_diagonal(cosines, 0.0)
     return cosines
 
@@ -113,7 +110,7 @@ def rkv_redundancy(keys: Array, positions: Array, beta: int = 1, threshold: floa
     """
     cosines = _cosines(keys)
     for row in cosines:
-        alike = [j for j in range(len(row)) if row[j] > threshold]
+        alike = np.flatnonzero(row > threshold)
         newest_first = sorted(alike, key=lambda j: -positions[j])
         row[newest_first[:beta]] = 0.0
     return softmax(cosines.mean(axis=0))
@@ -147,12 +144,11 @@ def keydiff_scores(keys: Array) -> Array:
 
 
 def lazy_update(
-    attention: float, step: int, last: int, longest: int, alpha: float
-) -> tuple[int, int]:
-    """LazyEviction's (TS, MRI) of one token after the query of `step` gave it `attention`."""
-    if attention > alpha:
-        return step, max(longest, step - last)
-    return last, longest
+    attention: Array, step: int, last: Array, longest: Array, alpha: float
+) -> tuple[Array, Array]:
+    """LazyEviction's TS [L] and MRI [L] after the query of `step` gave `attention` [L]."""
+    looked = attention > alpha
+    return np.where(looked, step, last), np.where(looked, np.maximum(longest, step - last), longest)
 
 
 def lazy_scores(step: int, last: Array, longest: Array) -> Array:

@@ -139,7 +139,7 @@ def test_h2o_forgets_what_is_evicted():
     assert isinstance(state, H2OState)
     state.observe(ref.Observation([np.arange(3)], 0, 3))
     state.evicted([np.array([0, 2])], 2)
-    assert state.mass[0] == pytest.approx({0: 11 / 6, 2: 1 / 3})
+    assert state.mass[0] == pytest.approx([11 / 6, 0, 1 / 3])
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,8 @@ def test_lazy_follows_each_query_of_a_prompt(alpha, expected):
     state = ref.Lazy(alpha=alpha).start(flat(3, prompt=3), ref.Budget(3, 0, 0))
     assert isinstance(state, LazyState)
     state.observe(ref.Observation([np.arange(3)], 0, 3))
-    assert state.recurrence[0] == expected
+    pairs = zip(state.last[0].tolist(), state.longest[0].tolist(), strict=True)
+    assert dict(enumerate(pairs)) == expected
 
 
 def test_lazy_takes_the_maximum_over_the_group_and_scores_at_the_newest_position():
@@ -183,10 +184,10 @@ def test_which_queries_observe():
     assert first(ref.Tova())[1] == pytest.approx(ref.tova_scores(k, q[:, :, 11]))
     rows, taus = q[1, :, 8:12], at[8:]
     snapkv = ref.snapkv_scores(k[1], at, rows, taus)
-    assert first(ref.SnapKV(queries=4))[1] == pytest.approx(snapkv)
+    assert first(ref.SnapKV(observe_window=4))[1] == pytest.approx(snapkv)
     rpc = ref.rpc_scores(k, at, q[:, :, 8:12], taus)
-    assert (first(ref.RPC(queries=4))[1] == rpc).all()
-    assert first(ref.RKV(protects=4))[1] == pytest.approx(ref.rkv_scores(k[1], at, rows, taus))
+    assert (first(ref.RPC(observe_window=4))[1] == rpc).all()
+    assert first(ref.RKV(alpha=4))[1] == pytest.approx(ref.rkv_scores(k[1], at, rows, taus))
     # All that exist, where more are wanted.
     snapkv = ref.snapkv_scores(k[1], at, q[1, :, :12], at)
     assert first(ref.SnapKV())[1] == pytest.approx(snapkv)
@@ -198,6 +199,26 @@ def test_drawn_queries_are_rotated_to_their_own_positions():
         rotated = stream.rope(stream.qpre[:, :, t], t)
         assert stream.q[:, :, t] == pytest.approx(rotated, rel=1e-6, abs=1e-6)
         assert (stream.q[:, :, t] == stream.q[:, :, t].astype(np.float32)).all()
+
+
+def test_whole_numbers_stay_whole_at_every_position():
+    stream = ref.draw_whole(np.random.default_rng(9), tokens=9, dim=4, prompt=1)
+    for t in range(9):
+        assert (stream.q[:, :, t] == stream.rope(stream.qpre[:, :, t], t)).all()
+    assert (np.abs(stream.q) == 1).all() and (np.abs(stream.k) == 1).all()
+    # A quarter turn takes the first half to the second; pair 1 makes two.
+    turned = ref.quarter_turns(4)(np.array([1.0, 2, 3, 4]), 1)
+    assert turned.tolist() == [-3, -2, 1, -4]
+
+
+@pytest.mark.parametrize("dim", [4, 16, 64])
+def test_one_hot_weights_are_exact_in_float32(dim):
+    stream = ref.draw_whole(np.random.default_rng(9), dim=dim, one_hot=True, repeated=0.4)
+    every, shares = np.arange(stream.tokens), []
+    for h in range(2):
+        rows = ref.causal_rows(stream.q[h], every, stream.k[h], every)
+        shares += rows[rows > 0].tolist()
+    assert set(shares) == {1.0, 1 / 2} and np.abs(stream.k).max() * 64 * dim < 2**37
 
 
 def test_rpc_with_few_older_keys_drops_the_smallest_positions():

@@ -1,7 +1,9 @@
 """Runs our cache on the reference's random sequences, without a model."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +16,6 @@ from kvpolicies.steps import Tokens, process
 
 def rope_of(stream: Any, dim: int) -> Rope:
     """The reference's rotation as cos and sin tables."""
-    import numpy as np
 
     def cos_sin(positions: Tensor) -> tuple[Tensor, Tensor]:
         unit = np.zeros(dim)
@@ -28,15 +29,46 @@ def rope_of(stream: Any, dim: int) -> Rope:
 
 
 def layer_for(stream: Any, policy: Policy, budget: Budget, rows: int = 1, **kw: Any) -> SlotLayer:
-    """A layer of the stream's sizes, with a trace of its length."""
-    heads, group, tokens, dim = stream.q.shape
+    """A layer of the stream's sizes, with a trace of its length; all rows alike."""
+    return layer_of([stream] * rows, policy, [budget] * rows, **kw)
+
+
+def layer_of(
+    streams: Sequence[Any],
+    policy: Policy,
+    budgets: Sequence[Budget],
+    dtype: torch.dtype = torch.float32,
+) -> SlotLayer:
+    """A layer with one row for each stream, under what the policy grants of its budget."""
+    heads, group, _, dim = streams[0].q.shape
+    longest = max(stream.tokens for stream in streams)
+    granted = [
+        policy.grant(budget, stream.prompt, stream.tokens - stream.prompt)
+        for stream, budget in zip(streams, budgets, strict=True)
+    ]
     geometry = Geometry(
-        rows, heads, group, budget.total, dim, kw.get("dtype", torch.float32), torch.device("cpu")
+        rows=len(streams),
+        heads=heads,
+        groups=group,
+        slots=max(budget.total for budget in granted),
+        head_dim=dim,
+        dtype=dtype,
+        device=torch.device("cpu"),
+        length=longest,
     )
-    layer = SlotLayer(geometry, policy, 0, rope_of(stream, dim), tokens)
-    for row in range(rows):
-        layer.reset(row, budget, 0)
+    layer = SlotLayer(geometry, policy, 0, rope_of(streams[0], dim), longest)
+    for row, (stream, budget) in enumerate(zip(streams, granted, strict=True)):
+        layer.reset(row, budget, 0, _future_of(stream) if policy.needs_future else None)
     return layer
+
+
+def _future_of(stream: Any) -> Any:
+    """The recording of a full cache's run over the stream."""
+    from kvpolicies.recording import Future
+    from tests.reference.windowed import log_sum_exps
+
+    both = (torch.tensor(x, dtype=torch.float32) for x in (stream.q, log_sum_exps(stream)))
+    return Future(*both)
 
 
 def tokens_of(stream: Any, first: int, last: int) -> Tokens:
@@ -47,11 +79,42 @@ def tokens_of(stream: Any, first: int, last: int) -> Tokens:
     return Tokens(q, k, k, None, stream.q.shape[-1] ** -0.5)
 
 
+def left_padded(rows: Sequence[Tokens]) -> Tokens:
+    """One forward of rows of different lengths; in the padding stands what must not matter."""
+    width = max(row.keys.shape[2] for row in rows)
+
+    def pad(x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(x, (0, 0, width - x.shape[-2], 0), value=9.0)
+
+    q = torch.cat([pad(row.queries) for row in rows])
+    k = torch.cat([pad(row.keys) for row in rows])
+    return Tokens(q, k, k, None, q.shape[-1] ** -0.5)
+
+
 def run_stream(layer: SlotLayer, stream: Any, row: int = 0) -> Tensor:
     """Prompt in one forward, then token by token; returns eviction times [H, T]."""
-    end = stream.k.shape[1]
-    calls = [(0, stream.prompt), *((t, t + 1) for t in range(stream.prompt, end))]
-    for first, last in calls:
-        process(layer, tokens_of(stream, first, last), [row], [last - first])
+    return _run(layer, [stream], [row])[0]
+
+
+def run_streams(layer: SlotLayer, streams: Sequence[Any]) -> list[Tensor]:
+    """All prompts in one left-padded forward, then token by token; eviction times [H, T] each.
+
+    A row whose stream has ended takes no part in the forwards that follow.
+    """
+    return _run(layer, streams, list(range(len(streams))))
+
+
+def _run(layer: SlotLayer, streams: Sequence[Any], rows: Sequence[int]) -> list[Tensor]:
+    done = [0] * len(streams)
+    while active := [i for i, stream in enumerate(streams) if done[i] < stream.tokens]:
+        ends = [done[i] + 1 if done[i] else streams[i].prompt for i in active]
+        parts = [tokens_of(streams[i], done[i], end) for i, end in zip(active, ends, strict=True)]
+        counts = [end - done[i] for i, end in zip(active, ends, strict=True)]
+        process(layer, left_padded(parts), [rows[i] for i in active], counts)
+        for i, end in zip(active, ends, strict=True):
+            done[i] = end
     assert layer.eviction_times is not None
-    return layer.eviction_times[row]
+    return [
+        layer.eviction_times[row, :, : stream.tokens]
+        for row, stream in zip(rows, streams, strict=True)
+    ]
