@@ -66,7 +66,8 @@ def table(study: Study, summaries: Sequence[Summary]) -> tuple[list[str], list[l
                 gap = item.show(cell.differences[item.key], signed=True)
                 line.append("" if cell.is_full else gap)
         line += [_slots(cell), _bytes(cell.cache_bytes), _bytes(cell.state_bytes)]
-        lines.append([*line, f"{cell.tokens_per_second:.0f}"])
+        speed = "" if cell.lookahead else f"{cell.tokens_per_second:.0f}"
+        lines.append([*line, speed])
     return headings, lines
 
 
