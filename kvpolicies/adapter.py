@@ -78,13 +78,17 @@ def attach(model: Any, cache: FixedBudgetCache) -> Iterator[FixedBudgetCache]:
     def serve(
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kw: Any
     ) -> Tensor:
+        b, h = key.shape[:2]
+        if cache.fixed is not None:
+            softmax = _softmax(module, h, cache.shape.spans[module.layer_idx], kw)
+            slots = cache.slot_layers[module.layer_idx]
+            return cache.fixed.attend(slots, query, key, value, softmax).flatten(1, 2)
         cache.take_over(module.layer_idx)
         if not cache.slot_layers:
             cache.allocate(query.shape[0], key.dtype, key.device)
         if module.layer_idx == 0:
             batch[:] = [cache.scheduled or _batch(cache, query, mask, kw.get("position_ids"))]
         rows, counts = batch[0]
-        b, h = key.shape[:2]
         softmax = _softmax(module, h, cache.shape.spans[module.layer_idx], kw)
         tokens = Tokens(
             query.reshape(b, h, -1, *query.shape[2:]),
@@ -179,6 +183,18 @@ def forward(
             arguments["logits_to_keep"] = 1
     logits = model(**arguments).logits
     return (logits if cache is None else logits[:, -1]).float()
+
+
+def decode_forward(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    """(tokens [R, 1], positions [R, 1]) -> logits [R, V]: a forward that no cache object sees."""
+    arguments: dict[str, Any] = {"use_cache": False}
+    if "logits_to_keep" in _parameters(type(model)):
+        arguments["logits_to_keep"] = 1
+
+    def run(tokens: Tensor, positions: Tensor) -> Tensor:
+        return model(input_ids=tokens, position_ids=positions, **arguments).logits[:, -1]
+
+    return run
 
 
 @contextmanager

@@ -74,7 +74,7 @@ class FixedBudgetCache(Cache):
         model: the transformers model (its sizes are read; nothing is changed).
         policy: a `Policy`, or its spec such as `"beacon(n_beacon=8)"`.
         budget: one `Budget` for all rows, an int or text such as `"1024"`, or one Budget a row. A
-            paper's own rule (`faithful=True`) is in force where `policy.grant(...)` made the budget.
+            paper's own rule (`faithful=True`) is in force where `policy.grant(...)` made it.
         slots: slots to allocate a head; default the largest budget. Fewer suffice when sequences
             are known to be shorter.
         max_length: tokens of the longest sequence, where something must be allocated for all of
@@ -112,6 +112,8 @@ class FixedBudgetCache(Cache):
         self.slot_layers: list[SlotLayer] = []
         # (rows, real tokens a row) of the next forward, when kvpolicies' own loop runs it.
         self.scheduled: tuple[list[int], list[int]] | None = None
+        # A decode step of fixed shapes, while it runs (fixed.py).
+        self.fixed: Any = None
         self._passing = [_Passing() for _ in range(self.shape.layers)]
         super().__init__(layers=[*self._passing])
 

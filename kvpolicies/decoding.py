@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from kvpolicies.adapter import attach, forward
+from kvpolicies.adapter import attach, decode_forward, forward
 from kvpolicies.admission import Request, admit
 from kvpolicies.budget import Budget
 from kvpolicies.cache import FixedBudgetCache
+from kvpolicies.fixed import FixedSteps, check_mode
 from kvpolicies.policy import Policy, whole
 from kvpolicies.recording import record
 from kvpolicies.registry import resolve
@@ -75,6 +76,7 @@ def generate(
     on_finish: Callable[[int, Generation], None] | None = None,
     trace: bool = False,
     progress: str | None = None,
+    step: str = "auto",
 ) -> list[Generation]:
     """Generates from every prompt under one policy and one budget.
 
@@ -97,6 +99,8 @@ def generate(
         on_finish: called as (prompt index, Generation) when a prompt is done.
         trace: record eviction times.
         progress: show a progress bar with this label.
+        step: how decode steps run: "eager"; "fixed" shapes; "graph", these in CUDA graphs;
+            "compiled" by torch.compile; "auto": graph on CUDA, else eager (see fixed.py).
 
     Returns:
         one Generation a prompt, in order.
@@ -129,7 +133,8 @@ def generate(
         max_length=longest,
         trace=trace,
     )
-    loop = _Loop(model, cache, sampling, _stop_tokens(model, eos_token_id), on_logits)
+    mode = check_mode(step, chosen, next(model.parameters()).device)
+    loop = _Loop(model, cache, sampling, _stop_tokens(model, eos_token_id), on_logits, mode)
     done: dict[int, Generation] = {}
     bar = tqdm(total=len(requests), desc=progress, leave=False) if progress else nullcontext()
     training = model.training
@@ -157,7 +162,9 @@ class _Loop:
         sampling: Sampling,
         stops: frozenset[int],
         on_logits: OnLogits | None,
+        mode: str,
     ):
+        self.fixed = None if mode == "eager" else FixedSteps(cache, decode_forward(model), mode)
         self.model, self.cache, self.sampling = model, cache, sampling
         self.stops, self.on_logits = stops, on_logits
         self.chain = sampling.processors()
@@ -228,12 +235,16 @@ class _Loop:
             tokens.append(padding + r.next_tokens(n))
             positions.append([*padding, *range(r.fed, r.fed + n)])
             r.fed += n
-        self.cache.scheduled = ([r.row for r in requests], counts)
-        try:
-            batch = torch.tensor([tokens, positions], device=self.device)
-            logits = forward(self.model, batch[0], batch[1], self.cache)
-        finally:
-            self.cache.scheduled = None
+        rows = [r.row for r in requests]
+        if self.fixed and width == 1 and rows == list(range(len(rows))):
+            logits = self.fixed.step([t for (t,) in tokens], [p for (p,) in positions])
+        else:
+            self.cache.scheduled = (rows, counts)
+            try:
+                batch = torch.tensor([tokens, positions], device=self.device)
+                logits = forward(self.model, batch[0], batch[1], self.cache)
+            finally:
+                self.cache.scheduled = None
         ready = [i for i, r in enumerate(requests) if not r.waiting]
         if ready:
             every = len(ready) == len(requests)

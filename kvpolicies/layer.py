@@ -146,6 +146,10 @@ class SlotLayer:
                 fresh = fresh.to(store.dtype)
                 # Indices around a slice put their own axes first: [b, n, H, ...].
                 store[row, :, slot] = fresh.transpose(1, 2) if fresh.dim() else fresh
+        self.count(rows, n)
+
+    def count(self, rows: slice, n: int) -> None:
+        """n new tokens of each row lie in its slots."""
         for i in range(rows.start, rows.stop):
             self.lengths[i] += n
             self.seen[i] += n
