@@ -49,15 +49,20 @@ def draw(
     sharpness: float = 2.0,
     tied_keys: float = 0.0,
     tied_queries: float = 0.0,
+    topics: int = 0,
 ) -> Stream:
     """Normal queries (times `sharpness`) and keys, rotated at their positions.
 
     `tied_keys`: the share of *rotated* keys that equal an earlier one, in every head, so that
     scores tie exactly; `tied_queries`: likewise of the queries before RoPE, for ties in
-    farthest-point sampling.
+    farthest-point sampling. `topics`: the queries lie around so many directions.
     """
     rope = rotary(dim, base)
-    qpre = _rounded(sharpness * rng.standard_normal((heads, group, tokens, dim)))
+    qpre = sharpness * rng.standard_normal((heads, group, tokens, dim))
+    if topics:
+        centres = sharpness * rng.standard_normal((heads, group, topics, dim))
+        qpre = 0.3 * qpre + centres[:, :, rng.integers(topics, size=tokens)]
+    qpre = _rounded(qpre)
     _repeat_earlier(rng, qpre, tied_queries)
     k = _rounded(_rotated(rng.standard_normal((heads, tokens, dim)), rope))
     _repeat_earlier(rng, k, tied_keys)

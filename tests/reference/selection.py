@@ -102,6 +102,6 @@ def kmeans(queries: Array, m: int) -> Clusters:
             total = units[cluster_of == cluster].sum(axis=0)
             if total.any():
                 centres[cluster] = unit(total[None])[0]
-    members = [list(np.flatnonzero(cluster_of == cluster)) for cluster in range(m)]
+    members = [np.flatnonzero(cluster_of == cluster).tolist() for cluster in range(m)]
     nearest, nearest_gap = _nearest(centres, units)
-    return Clusters(members, list(nearest), gap, nearest_gap)
+    return Clusters(members, nearest.tolist(), gap, nearest_gap)

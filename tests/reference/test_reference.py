@@ -166,9 +166,9 @@ def test_keydiff_measures_the_angle_to_the_mean_direction():
 
 def test_lazy_keeps_the_longest_gap():
     # Born at 0; seen at 3 (gap 3), at 4 (gap 1), missed at 5 (alpha itself is not above alpha).
-    token = (0, 0)
+    token = np.array([0]), np.array([0])
     for step, attention in [(1, 0.0), (3, 0.2), (4, 0.2), (5, 0.1)]:
-        token = ref.lazy_update(attention, step, *token, alpha=0.1)
+        token = ref.lazy_update(np.array([attention]), step, *token, alpha=0.1)
     assert token == (4, 3)
     # At 10: H1 = 2 sigma(-6/3), H2 = 2 sigma(-1/3); a token that never recurred has neither.
     scores = ref.lazy_scores(10, np.array([4, 9]), np.array([3, 0]))

@@ -178,9 +178,7 @@ class _Oracle(State):
 
 def log_sum_exps(stream: Stream) -> Array:
     """Of each query's logits over all keys up to its own, nothing evicted -> [H, G, T]."""
-    lse = np.zeros(stream.q.shape[:3])
-    for t in range(stream.tokens):
-        for h in range(stream.heads):
-            row = logits(stream.q[h, :, t], stream.k[h, : t + 1])
-            lse[h, :, t] = np.logaddexp.reduce(row, axis=-1)
-    return lse
+    every = np.arange(stream.tokens)
+    seen = every[None, :] <= every[:, None]
+    rows = [np.where(seen, logits(q, k), -np.inf) for q, k in zip(stream.q, stream.k, strict=True)]
+    return np.logaddexp.reduce(rows, axis=-1)

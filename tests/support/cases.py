@@ -15,7 +15,7 @@ import numpy as np
 # Rows of batch number i: 12 cases in 5 batches.
 ROWS = (1, 3, 2, 3, 3)
 # Copies of tokens tie exactly, but where float32 rounds; whole numbers (see `draw_whole`) tie
-# exactly in float32 too.
+# exactly in float32 too. "topics" are real ones, queries around two directions.
 WHOLE = ("whole", "one-hot")
 ALL_KINDS = ("real", "real", "copies", *WHOLE)
 
@@ -50,8 +50,11 @@ class Batch:
                 ties: dict[str, Any] = dict(one_hot=self.kind == "one-hot", repeated=0.3)
                 yield reference.draw_whole(rng, **sizes, **lengths, **ties)
             else:
-                ties = dict(tied_keys=0.05, tied_queries=0.3) if self.kind == "copies" else {}
-                yield reference.draw(rng, **sizes, **lengths, **ties)
+                options = {
+                    "copies": dict(tied_keys=0.05, tied_queries=0.3),
+                    "topics": dict(topics=3),
+                }
+                yield reference.draw(rng, **sizes, **lengths, **options.get(self.kind, {}))
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,10 @@ def draw_batch(spec: str, number: int, needs: Needs) -> Batch:
     rows = []
     for _ in range(ROWS[number % 5]):
         budget = first if rng.random() < 0.7 else _budget(rng, needs)
-        rows.append(Row(_prompt(rng, budget[0]), _decoded(rng, needs.decoded), budget))
+        prompt = _prompt(rng, budget[0])
+        if rows and rng.random() < 0.3:  # rows that do the same in each step
+            prompt, budget = rows[-1].prompt, rows[-1].budget
+        rows.append(Row(prompt, _decoded(rng, needs.decoded), budget))
     heads = 1 if group == 7 else int(rng.integers(1, 3))
     return Batch(seed, kind, heads, group, int(rng.choice(dims)), tuple(rows))
 
