@@ -35,6 +35,7 @@ class QueryBuffer(Keeper):
         else:
             for row, k in enumerate(early):
                 self._add_prompt(view, step, row, k)
+            self._fix_beacons(view)  # of all rows, once all of them have taken their queries
 
     def looking(self, view: View) -> Observers:
         """Whatever the buffer holds: the fixed beacons, and the recents behind them."""
@@ -104,7 +105,6 @@ class QueryBuffer(Keeper):
             view.state["queries"][here, :, :, places] = queries[:, :, :, k:]
             view.state["when"][here, :, :, places] = when[:, :, :, k:]
             c["count"] = places.stop
-        self._fix_beacons(view)
 
     def _fix_beacons(self, view: View) -> None:
         """Rows whose cache is within n_recent slots of full: what the buffer holds is final."""
