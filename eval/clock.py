@@ -6,7 +6,7 @@ without a clock: tokens/s come from runs without one.
 """
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +24,7 @@ PARTS = ("model", "attention", "observe", "score", "compact", "rest")
 @contextmanager
 def split(policy: Policy, device: torch.device) -> Iterator[dict[str, float]]:
     """Seconds by part, filled while the block runs."""
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
 
     def timed(function: Callable[..., Any], part: str, inside: str | None = None) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
