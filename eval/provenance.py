@@ -105,6 +105,8 @@ def environment() -> dict[str, Any]:
     """Versions, commit, hardware and threads of this process."""
     import torch
 
+    from kvpolicies.kernels.backend import described
+
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "python": platform.python_version(),
@@ -115,6 +117,7 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": gpu,
+        "kernels": described(torch.device("cuda" if gpu else "cpu")),
     }
 
 

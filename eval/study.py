@@ -122,7 +122,7 @@ def load_study(name: str) -> Study:
     if not isinstance(values, dict) or not {"policy", "budget"} & set(values):
         return from_mapping(Study, values, str(path))
     deployment = from_mapping(Deployment, values, str(path))
-    for key in ("sinks", "window", "top_k"):
+    for key in ("sinks", "window", "top_k"):  # and `step`, `kernels` change no result
         if getattr(deployment, key):
             raise UserError(f"{path}: compare treats all policies alike and takes no {key!r}")
     shared = ("model", "max_new_tokens", "batch_size", "temperature", "top_p", "seed", "dtype",

@@ -44,8 +44,12 @@ class Deployment:
     seed: int = option(0, "of sampling and of the random policy")
     dtype: str = option("float32", "of weights and cache: float32, bfloat16, float16")
     device: str = option("auto", "auto, cpu, cuda")
+    step: str = option("auto", "decode steps: auto, eager, fixed, graph (CUDA), compiled")
+    kernels: str = option("auto", "auto, torch, triton (which needs a GPU)")
 
     def __post_init__(self) -> None:
+        from kvpolicies.fixed import MODES
+        from kvpolicies.kernels.backend import CHOICES
         from kvpolicies.registry import resolve
         from kvpolicies.sampling import Sampling
 
@@ -56,8 +60,15 @@ class Deployment:
         for name in ("max_new_tokens", "batch_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.dtype not in ("float32", "bfloat16", "float16"):
-            raise UserError(f"dtype must be float32, bfloat16 or float16, got {self.dtype!r}")
+        words = {
+            "dtype": ("float32", "bfloat16", "float16"),
+            "step": ("auto", *MODES),
+            "kernels": CHOICES,
+        }
+        for name, known in words.items():
+            value = getattr(self, name)
+            if value not in known:
+                raise UserError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
 
 def from_mapping(cls: type[Config], mapping: Any, where: str) -> Config:

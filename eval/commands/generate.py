@@ -3,6 +3,8 @@
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,22 +61,38 @@ def _generations(config: Deployment, texts: list[str], args: argparse.Namespace)
     budget: Any = config.budget
     if not is_ratio(budget):
         budget = Budget.parse(budget, sinks=config.sinks, window=config.window)
-    generations = generate(
-        model,
-        prompts,
-        config.policy,
-        budget,
-        max_new_tokens=config.max_new_tokens,
-        batch_size=config.batch_size,
-        eos_token_id=stop_tokens(model, tokenizer),
-        temperature=config.temperature,
-        top_p=config.top_p,
-        top_k=config.top_k,
-        seed=config.seed,
-        trace=bool(args.trace),
-        progress="prompts" if sys.stderr.isatty() else None,
-    )
+    with _kernels(config.kernels, model):
+        generations = generate(
+            model,
+            prompts,
+            config.policy,
+            budget,
+            max_new_tokens=config.max_new_tokens,
+            batch_size=config.batch_size,
+            eos_token_id=stop_tokens(model, tokenizer),
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            seed=config.seed,
+            trace=bool(args.trace),
+            progress="prompts" if sys.stderr.isatty() else None,
+            step=config.step,
+        )
     return [(text, g, tokenizer) for text, g in zip(texts, generations, strict=True)]
+
+
+@contextmanager
+def _kernels(choice: str, model: Any) -> Iterator[None]:
+    """Runs kernels by `choice`; what cannot run on the model's device is refused at once."""
+    from kvpolicies.kernels.backend import backend, use_triton
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(backend(choice))
+            use_triton(next(model.parameters()))
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        yield
 
 
 def _prompts(args: argparse.Namespace) -> list[str]:

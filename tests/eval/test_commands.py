@@ -21,6 +21,35 @@ def fails(argv: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert not captured.out
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--kernels", "cuda", "kernels must be one of auto, torch, triton"),
+        ("--kernels", "triton", "use auto or torch"),
+        ("--step", "fast", "step must be one of auto, eager, fixed"),
+        ("--step", "graph", "CUDA graph"),
+        ("--dtype", "int8", "dtype must be one of float32"),
+    ],
+)
+def test_how_steps_and_kernels_run_is_refused_in_one_line(option, value, message, capsys):
+    command = ["generate", "--model", "embedded", "--budget", "69", "--raw", "--prompt", "ann"]
+    if value == "triton":
+        pytest.importorskip("triton")
+    assert main([*command, option, value]) == 2
+    error = capsys.readouterr().err
+    assert message in error and len(error.splitlines()) == 1
+
+
+def test_steps_of_fixed_shapes_write_the_same_text(capsys):
+    prompt = "ledger bob 7 ann 3 plan #1 ann #2 bob #3 answer go"
+    command = ["generate", "--model", "embedded", "--budget", "40", "--raw", "--prompt", prompt]
+    texts = []
+    for more in ([], ["--step", "fixed", "--kernels", "torch"]):
+        assert main([*command, "--max-new-tokens", "60", *more]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] and texts[0].strip()
+
+
 def test_generate_from_a_deployment_file_then_replay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
