@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvpolicies.kernels.backend import suits
+from kvpolicies.kernels.decode import Decoded, decode_attention
 from kvpolicies.kernels.softmax import Softmax
 
 # Queries handled at once: bounds the mask, however long the prompt.
@@ -59,6 +61,8 @@ def slot_attention(
     Returns:
         [B, H, G, n, D] in the queries' dtype.
     """
+    if _decodes(queries, keys, values):
+        return _decoded(queries, keys, values, visible, softmax, weights=False).out
     parts = []
     for columns, part in visible.blocks(queries.shape[3]):
         mask = part.mask(keys.shape[2])
@@ -89,8 +93,34 @@ def slot_attention_with_weights(
     queries: Tensor, keys: Tensor, values: Tensor, visible: Visible, softmax: Softmax
 ) -> tuple[Tensor, Tensor]:
     """`slot_attention`, and its weights [B, H, G, n, L] in float32 (zero where not visible)."""
+    if _decodes(queries, keys, values):
+        out, _, row = _decoded(queries, keys, values, visible, softmax, weights=True)
+        assert row is not None
+        return out, row[:, :, :, None]
     mask = visible.mask(keys.shape[2])
     return _weighted(queries, keys, values, None if mask is None else mask[:, None], softmax)
+
+
+def _decodes(queries: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """One new token, on Triton: it has a kernel of its own. A prompt is SDPA's business."""
+    return queries.shape[3] == 1 and suits(keys, queries, values)
+
+
+def _decoded(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Visible,
+    softmax: Softmax,
+    weights: bool,
+) -> Decoded:
+    lengths = None if visible.last is None else (visible.last[:, 0] + 1).expand(len(queries))
+    return decode_attention(
+        *(queries, keys, values, lengths, softmax),
+        first=None if visible.first is None else visible.first[:, 0],
+        positions=visible.positions,
+        weights=weights,
+    )
 
 
 def _weighted(

@@ -3,7 +3,8 @@
     python -m tests.kernels.ahead_triton [--json] [--quick | --all] [name ...]
 
 One line a kernel, architecture and shape: registers a thread, spilled bytes, shared memory a
-program. Head sizes are 64 and 128; --all: 32 to 256; --quick: 128, and only the newer GPU.
+program. Exits with 1 if anything spills. Head sizes are 64 and 128; --all: 32 to 256; --quick: 128,
+bf16 for the newer GPU and float32 for the older.
 """
 
 from __future__ import annotations
@@ -93,35 +94,55 @@ def observe(size: int, d: int) -> Iterator[Case]:
         yield Case(f"observe pool{kind}", module._pool_kernel, its, pool, warps)
 
 
-KERNELS = {"observe": observe}
+def decode(size: int, d: int) -> Iterator[Case]:
+    """Attention of one query a head, with all that can be asked for."""
+    from kvpolicies.kernels import decode as module
+
+    slots, warps = module.BLOCKS[size, max(64, d)]
+    names = ("p_top", "p_total", "p_part", "p_row", "p_lse", "p_sink")
+    types = dict.fromkeys(names, "*fp32") | {"p_length": "*i32", "p_first": "*i64"}
+    types |= dict.fromkeys(("p_q", "p_k", "p_v", "p_out"), POINTERS[size])
+    types |= {"p_at": "*i32", "scale": "fp32", "cap": "fp32"}
+    shared = {"D": d, "BLOCK_G": 16, "BLOCK_D": max(16, d), "BLOCK_L": slots, "HAS_LENGTHS": True}
+    for row in (False, True):
+        kind = ", weights" * row
+        part = shared | {"CAPPED": row, "HAS_FIRST": row, "HAS_ROW": row}
+        yield Case(f"decode part{kind}", module._part_kernel, types, part, warps)
+        join = shared | {"HAS_ROW": row, "HAS_SINK": True}
+        yield Case(f"decode join{kind}", module._join_kernel, types, join)
 
 
-def table(names: list[str], sizes: list[int], archs: list[int]) -> Iterator[tuple[str, Usage]]:
+KERNELS = {"observe": observe, "decode": decode}
+
+
+def table(names: list[str], flags: list[str]) -> Iterator[tuple[str, Usage]]:
     """(shape, usage) of all that is asked for."""
-    for name in names:
-        for size, d in itertools.product(POINTERS, sizes):
-            for case, arch in itertools.product(KERNELS[name](size, d), archs):
-                kind = "bf16" if size == 2 else "float32"
-                yield f"{kind}, D = {d}", measured(case, arch)
+    quick = "--quick" in flags
+    sizes = [32, 64, 128, 256] if "--all" in flags else [128] if quick else [64, 128]
+    for name, size, d in itertools.product(names, POINTERS, sizes):
+        archs = [90 if size == 2 else 80] if quick else [80, 90]
+        for case, arch in itertools.product(KERNELS[name](size, d), archs):
+            yield f"{'bf16' if size == 2 else 'float32'}, D = {d}", measured(case, arch)
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
     """See the module's docstring."""
     warnings.simplefilter("ignore")
-    names = [a for a in argv if not a.startswith("-")] or list(KERNELS)
-    quick = "--quick" in argv
-    sizes = [32, 64, 128, 256] if "--all" in argv else [128] if quick else [64, 128]
-    rows = table(names, sizes, [90] if quick else [80, 90])
-    if "--json" in argv:
+    flags = [a for a in argv if a.startswith("-")]
+    rows = table([a for a in argv if a not in flags] or list(KERNELS), flags)
+    if "--json" in flags:
         print(json.dumps([{"shape": shape} | asdict(usage) for shape, usage in rows]))
-        return
+        return 0
     print(f"Triton {triton.__version__}")
     print("| kernel | shape | sm | registers | spilled | shared | warps |")
     print("|---|---|---|---|---|---|---|")
+    spilled = 0
     for shape, u in rows:
         line = (u.name, shape, u.arch, u.registers, u.spilled, u.shared, u.warps)
         print("| " + " | ".join(map(str, line)) + " |", flush=True)
+        spilled += u.spilled
+    return int(spilled > 0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))
