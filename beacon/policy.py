@@ -14,7 +14,7 @@ from kvpolicies.beacon.space import Space
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.kernels.observe import observation_weights
-from kvpolicies.policy import Geometry, Policy, Scores, Step, View, whole
+from kvpolicies.policy import MOST_QUERIES, Geometry, Policy, Scores, Step, View, whole
 
 # Who keeps the queries: by `refresh`, then by `selector`.
 KEEPERS: dict[str, dict[str, type[Keeper]]] = {
@@ -68,8 +68,8 @@ class Beacon(Policy):
     refresh: str = "beat"
 
     def __post_init__(self) -> None:
-        whole(self.n_beacon, 0, "beacon: n_beacon")
-        whole(self.n_recent, 1, "beacon: n_recent")
+        whole(self.n_beacon, 0, "beacon: n_beacon", MOST_QUERIES)
+        whole(self.n_recent, 1, "beacon: n_recent", MOST_QUERIES)
         for option, allowed in CHOICES.items():
             if getattr(self, option) not in allowed:
                 raise UserError(

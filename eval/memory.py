@@ -128,7 +128,7 @@ def _qwen3(width: int, inner: int, layers: int, heads: int, kv: int, size: int, 
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # For laptops: the shape that docs/performance.md measures.
+    # For laptops.
     "small": _qwen3(256, 768, 8, 8, 2, 64, vocab_size=1024, tie_word_embeddings=True),
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, 8, 128, tie_word_embeddings=True),
     "qwen3-4b": _qwen3(2560, 9728, 36, 32, 8, 128, tie_word_embeddings=True),

@@ -95,8 +95,8 @@ def notes(study: Study, summaries: Sequence[Summary]) -> list[str]:
         "cache: keys, values and positions of one sequence, all layers, as allocated. "
         "policy state: what the policy keeps besides, of one sequence, all layers.",
         "tokens/s: new tokens over the wall-clock time of their forwards, "
-        f"{study.batch_size} sequences at once, on the machine below; it includes prefill and "
-        "scoring, and it varies with what else the machine does.",
+        f"up to {study.batch_size} sequences at once, on the machine below; it includes "
+        "prefill and scoring, and it varies with what else the machine does.",
     ]
     if study.entry.forced:
         said.insert(0, "Budgets are shares of each problem's prompt and solution together.")

@@ -196,6 +196,7 @@ def _add(
         "prompt_tokens": made.prompt_tokens,
         "length": len(made.tokens),
         "slots": made.budget_total,
+        "asked": made.asked_slots,
         "max_slots": made.max_slots,
         "cache_bytes": made.cache_bytes,
         "state_bytes": made.state_bytes,

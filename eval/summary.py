@@ -43,16 +43,8 @@ class Summary:
     lookahead: bool
     """Its policy was told what is to come (lookahead.py): no policy to deploy."""
     tokens_per_second: float
-
-    @property
-    def beyond(self) -> bool:
-        """Held more slots than were asked for: a paper's own rule grants itself what it needs.
-
-        Cells under ratios differ from sample to sample, and are not told apart here.
-        """
-        if not self.budget.isdigit():
-            return False
-        return min(self.slots, self.max_slots) > int(self.budget)
+    beyond: bool
+    """Held more slots than were asked for: a paper's own rule grants itself what it needs."""
 
     @property
     def label(self) -> str:
@@ -119,5 +111,6 @@ def _one(study: Study, rows: Sequence[Row], full: Sequence[Row]) -> Summary:
         truncated=len(cut) / count,
         lookahead=any(row.get("mode") for row in rows),
         looping=sum(ends_in_loop(row["tokens"]) for row in cut) / count,
+        beyond=any(row["max_slots"] > row.get("asked", row["slots"]) for row in rows),
         tokens_per_second=sum(row["length"] for row in rows) / seconds if seconds > 0 else 0.0,
     )

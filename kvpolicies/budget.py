@@ -80,11 +80,13 @@ class Grant(Budget):
 
     asked: int = 0
     prompt: int = 0
+    in_chunks: bool = False
+    """Long prompts are evicted in chunks, as under any budget; else the rule says how much goes."""
 
     @property
     def chunk(self) -> int:
-        """A paper's rule says how much goes at once: nothing is added to it."""
-        return 1
+        """Tokens processed at once when a prompt is longer than the budget."""
+        return super().chunk if self.in_chunks else 1
 
 
 def is_ratio(text: "str | int | Budget") -> bool:

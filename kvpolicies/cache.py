@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from kvpolicies.budget import Budget
+from kvpolicies.budget import Budget, Grant
 from kvpolicies.errors import UserError
 from kvpolicies.layer import SlotLayer
 from kvpolicies.policy import Geometry, Policy
@@ -105,6 +105,12 @@ class FixedBudgetCache(Cache):
         self.budgets: list[Budget] = [Budget.parse(budget)] if one else list(budget)
         if not self.budgets:
             raise UserError("FixedBudgetCache: no budget given")
+        own_rule = self.policy.own_rule
+        if own_rule and not all(isinstance(b, Grant) for b in self.budgets):
+            raise UserError(
+                f"FixedBudgetCache: what {self.policy} holds follows from prompt and limit: "
+                "give it policy.grant(budget, prompt_tokens, max_new_tokens) for each row"
+            )
         self.slots = max(b.total for b in self.budgets) if slots is None else slots
         if trace and max_length < 1:
             raise UserError("FixedBudgetCache: a trace needs max_length, the longest sequence")
@@ -154,7 +160,7 @@ class FixedBudgetCache(Cache):
             for rope in self.ropes:  # what cannot be rotated so far is refused now, not on the way
                 rope.prepare(self.max_length, device)
         for row in range(rows):
-            self.start(row, self.budgets[row % len(self.budgets)])
+            self.start(row, self.budgets[row % len(self.budgets)], seed=row)
 
     def start(
         self, row: int, budget: Budget, seed: int = 0, futures: Sequence[Any] | None = None

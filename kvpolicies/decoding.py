@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,40 +17,15 @@ from tqdm import tqdm
 
 from kvpolicies.adapter import attach, decode_forward, forward
 from kvpolicies.admission import Request, admit
-from kvpolicies.budget import Budget
+from kvpolicies.budget import Budget, Grant
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.fixed import FixedSteps, check_mode
+from kvpolicies.generation import Generation
 from kvpolicies.policy import Policy, whole
 from kvpolicies.recording import record
 from kvpolicies.registry import resolve
 from kvpolicies.sampling import Sampling, choose
 from kvpolicies.trace import EvictionTrace
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What one prompt became."""
-
-    request: int
-    """Index of the prompt."""
-    tokens: list[int]
-    """New tokens, the stop token included."""
-    finish: str
-    """"stop" (a stop token) or "length"."""
-    prompt_tokens: int
-    seconds: float
-    """Its share of the wall clock: a forward's time is divided equally among its rows."""
-    max_slots: int
-    """The most slots any KV head held."""
-    budget_total: int
-    cache_bytes: int
-    """Keys, values and positions of its row, all layers, as allocated."""
-    state_bytes: int
-    """The policy's own tensors of its row, all layers."""
-    choices: list[int]
-    """What the model chose at each step: its tokens, unless others were forced."""
-    trace: EvictionTrace | None = None
-
 
 OnLogits = Callable[[int, int, Tensor], None]
 
@@ -195,7 +169,7 @@ class _Loop:
                 yield request.index, self._generation(request)
             if active and not (free and queue):
                 active = self._without_gaps(active, free)
-                self._advance(active, [1] * len(active))
+                self._advance(active, [1] * len(active), decoding=True)
 
     def _start(self, r: Request) -> None:
         """Gives the request its row, and its recording to a policy that looks ahead."""
@@ -225,8 +199,11 @@ class _Loop:
             self._advance(todo, [self.cache.next_step(r.row, r.waiting) for r in todo])
             todo = [r for r in todo if r.waiting]
 
-    def _advance(self, requests: list[Request], counts: list[int]) -> None:
-        """One forward: counts[i] tokens of each request; a new token where the prompt is done."""
+    def _advance(self, requests: list[Request], counts: list[int], decoding: bool = False) -> None:
+        """One forward: counts[i] tokens of each request; a new token where the prompt is done.
+
+        `decoding`: these are all the requests that hold a row, and their rows are the first ones.
+        """
         begin = time.perf_counter()
         width = max(counts)
         tokens, positions = [], []
@@ -236,7 +213,7 @@ class _Loop:
             positions.append([*padding, *range(r.fed, r.fed + n)])
             r.fed += n
         rows = [r.row for r in requests]
-        if self.fixed and width == 1 and rows == list(range(len(rows))):
+        if self.fixed and decoding:
             logits = self.fixed.step([t for (t,) in tokens], [p for (p,) in positions])
         else:
             self.cache.scheduled = (rows, counts)
@@ -277,6 +254,7 @@ class _Loop:
             seconds=r.seconds,
             max_slots=self.cache.max_slots(r.row),
             budget_total=r.budget.total,
+            asked_slots=r.budget.asked if isinstance(r.budget, Grant) else r.budget.total,
             cache_bytes=self.cache.cache_bytes(),
             state_bytes=self.cache.state_bytes(),
             choices=r.choices,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
-from kvpolicies.policy import Geometry, Policy, Step, View, batched_drop, whole
+from kvpolicies.policy import MOST_QUERIES, Geometry, Policy, Step, View, batched_drop, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class NewestQueries(Policy):
 
     def __post_init__(self) -> None:
         whole(self.every, 1, f"{self.name}: every")
-        whole(self.observed, 1, f"{self.name}: number of observation queries")
+        whole(self.observed, 1, f"{self.name}: number of observation queries", MOST_QUERIES)
 
     @property
     def observed(self) -> int:

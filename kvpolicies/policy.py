@@ -131,6 +131,11 @@ class Policy:
         """
         return budget
 
+    @property
+    def own_rule(self) -> bool:
+        """Whether `grant` was asked to follow the paper's rule instead of the common budget."""
+        return type(self).grant is not Policy.grant and bool(getattr(self, "faithful", False))
+
     def full_at(self, budget: Budget, seen: int) -> int:
         """Slots at which a row that processed `seen` tokens must make room for the next."""
         return budget.total
@@ -172,6 +177,10 @@ class Policy:
         return f"{self.name}({', '.join(options)})" if options else self.name
 
 
+MOST_QUERIES = 1 << 16
+"""Observation queries that a policy may keep: far beyond use, and still no strain on memory."""
+
+
 def batched_drop(every: int, budget: Budget) -> int:
     """Slots freed at once by a policy that evicts every `every` tokens under a fixed budget.
 
@@ -180,9 +189,11 @@ def batched_drop(every: int, budget: Budget) -> int:
     return max(1, min(every, budget.total // 8, budget.topk))
 
 
-def whole(value: Any, least: int, what: str) -> None:
-    """Raises UserError unless an option is a whole number >= `least`."""
+def whole(value: Any, least: int, what: str, most: int = 1 << 62) -> None:
+    """Raises UserError unless an option is a whole number from `least` to `most`."""
     from kvpolicies.errors import UserError
 
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UserError(f"{what} must be a whole number >= {least}, got {value!r}")
+    if value > most:
+        raise UserError(f"{what} must be at most {most}, got {value!r}")

@@ -18,6 +18,7 @@ from typing import Any
 
 from kvpolicies.errors import UserError
 
+_DTYPES = ("float32", "bfloat16", "float16")
 RESULTS, RUN, TABLE = "bench.jsonl", "run.json", "bench.csv"
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20,
           "GIB": 1 << 30}  # fmt: skip
@@ -57,18 +58,18 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name) < (2 if name == "new" else 1):
             raise UserError(f"--{name} {getattr(args, name)}: too small")
     memory = parse_bytes(args.memory)
+    _check(args, policies, budgets)
     out = Path(args.out)
     if args.predict_only:
         _print(_predicted(args, policies, budgets, loads, memory))
         return 0
-    _check_specs(policies)
     asked = _asked(out, args)
     model = _model(args)
     make_folder(out)
     if not (out / RUN).exists():
         record = {"bench": asked, "environment": environment()}
         (out / RUN).write_text(json.dumps(record, indent=2) + "\n")
-    known = [json.loads(line) for line in _lines(out / RESULTS)]
+    known = _known(out / RESULTS)
     done = {(r["policy"], r["budget"], r["batch"]) for r in known}
     rows = [Row(**record) for record in known]
     with (out / RESULTS).open("a") as file:
@@ -110,9 +111,19 @@ def _cells(policies: list[str], budgets: list[str], loads: list[Any]) -> Any:
                 yield policy, budget, load
 
 
-def _check_specs(policies: list[str]) -> None:
+def _check(args: argparse.Namespace, policies: list[str], budgets: list[str]) -> None:
+    """Refuses what cannot run, before anything is loaded or written."""
+    from kvpolicies.budget import Budget
+    from kvpolicies.eval import models
     from kvpolicies.registry import resolve
 
+    if args.dtype not in _DTYPES:
+        raise UserError(f"--dtype {args.dtype!r}: expected {', '.join(_DTYPES)}")
+    models.check_device(args.device)
+    if not policies:
+        raise UserError("--policies: none given")
+    for budget in budgets:
+        Budget.parse(budget, length=args.prompt + args.new)
     for policy in policies:
         if policy != "transformers" and resolve(policy).needs_future:
             raise UserError(f"policy {policy} cannot be deployed, so it has no speed to measure")
@@ -138,7 +149,11 @@ def _config(args: argparse.Namespace) -> Any:
 
     if not Path(name).is_file():
         raise UserError(f"--random {name}: no such file")
-    return AutoConfig.from_pretrained(name)
+    try:
+        return AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(f"--random {name}: no model config: {first}") from None
 
 
 def _model(args: argparse.Namespace) -> Any:
@@ -151,7 +166,6 @@ def _model(args: argparse.Namespace) -> Any:
         raise UserError("give --model or --random, not both")
     if args.model:
         return models.load(args.model, args.dtype, args.device)[0]
-    models.check_device(args.device)
     device = args.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -188,14 +202,25 @@ def _asked(out: Path, args: argparse.Namespace) -> dict[str, Any]:
     keys = ("model", "random", "prompt", "new", "repeats", "dtype", "device", "memory", "no_split")
     asked = {key: getattr(args, key) for key in keys}
     if (out / RUN).exists():
-        before = json.loads((out / RUN).read_text()).get("bench")
+        try:
+            before = json.loads((out / RUN).read_text())["bench"]
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"--out {out}: {RUN} cannot be read; choose another folder") from None
         if before != asked:
             raise UserError(f"--out {out}: holds another bench ({before}); choose another folder")
     return asked
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
+def _known(path: Path) -> list[dict[str, Any]]:
+    """Rows of an earlier run; half a line at the end, which a kill leaves, is cut off."""
+    text = path.read_text() if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole)
+    try:
+        return [json.loads(line) for line in whole.splitlines()]
+    except ValueError:
+        raise UserError(f"{path} cannot be read; choose another --out") from None
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:

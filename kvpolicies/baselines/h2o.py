@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import torch
 
-from kvpolicies.budget import Budget
+from kvpolicies.budget import Budget, Grant
 from kvpolicies.policy import Policy, Scores, Step, View
 
 
@@ -27,7 +27,8 @@ class H2O(Policy):
         """Under `faithful=True`: the same slots, half of them the window."""
         if not self.faithful:
             return budget
-        return Budget(budget.total, 0, min(max(1, budget.total // 2), budget.total - 1))
+        window = min(max(1, budget.total // 2), budget.total - 1)
+        return Grant(budget.total, 0, window, budget.total, prompt, in_chunks=True)
 
     def observe(self, view: View, step: Step) -> None:
         """Adds every new query's weights to the slots it saw."""

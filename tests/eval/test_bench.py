@@ -129,7 +129,7 @@ def test_bench_measures_resumes_and_refuses_another_load(
     assert main([*command, "--policies", "transformers,streaming"]) == 0
     lines = (out / "bench.jsonl").read_text().splitlines()
     assert len(lines) == 2 + 4
-    (out / "bench.jsonl").write_text("".join(line + "\n" for line in lines[:4]))
+    (out / "bench.jsonl").write_text("".join(line + "\n" for line in lines[:4]) + lines[4][:30])
     assert main([*command, "--policies", "transformers,streaming"]) == 0
     again = (out / "bench.jsonl").read_text().splitlines()
     assert again[:4] == lines[:4] and len(again) == 6
@@ -142,6 +142,9 @@ def test_bench_measures_resumes_and_refuses_another_load(
     assert (out / "throughput.png").stat().st_size and (out / "memory.png").stat().st_size
     assert main([*command, "--new", "50", "--policies", "streaming"]) == 2
     assert "holds another bench" in capsys.readouterr().err
+    (out / "run.json").write_text('{"bench": ')
+    assert main([*command, "--policies", "streaming"]) == 2
+    assert "run.json cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -153,11 +156,20 @@ def test_bench_measures_resumes_and_refuses_another_load(
         (["--batch-sizes", "0"], "whole numbers"),
         (["--policies", "oracle"], "cannot be deployed"),
         (["--new", "1"], "too small"),
+        (["--dtype", "float31"], "expected float32"),
+        (["--dtype", "float31", "--predict-only"], "expected float32"),
+        (["--policies", "", "--predict-only"], "none given"),
+        (["--policies", "oracle", "--predict-only"], "cannot be deployed"),
+        (["--device", "tpu", "--predict-only"], "expected auto"),
+        (["--budgets", "abc"], "expected a number of slots"),
+        (["--random", "BROKEN"], "no model config"),
     ],
 )
 def test_bad_input_is_one_line(
     options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "broken.json").write_text("{")
+    options = [str(tmp_path / "broken.json") if word == "BROKEN" else word for word in options]
     assert main(["bench", "--out", str(tmp_path / "o"), *options]) == 2
     error = capsys.readouterr().err
     assert message in error and len(error.splitlines()) == 1

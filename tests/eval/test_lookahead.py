@@ -97,7 +97,7 @@ def test_sampled_choices_are_drawn_as_full_drew_them(tmp_path):
 
 
 def made(choices: list[int]) -> Generation:
-    return Generation(0, [7] * len(choices), "length", 3, 0.0, 4, 4, 0, 0, choices)
+    return Generation(0, [7] * len(choices), "length", 3, 0.0, 4, 4, 4, 0, 0, choices)
 
 
 @pytest.mark.parametrize(

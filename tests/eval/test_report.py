@@ -124,7 +124,7 @@ def test_a_papers_own_rule_is_no_contestant_where_it_holds_more():
     rows = [
         *rows_of("full", "full", [1, 1]),
         *rows_of("rkv", "40", [1, 0]),
-        *rows_of("rkv(faithful=True)", "40", [1, 1], slots=168, max_slots=168),
+        *rows_of("rkv(faithful=True)", "40", [1, 1], slots=168, asked=40, max_slots=168),
     ]
     said = words.sentences(study, summarise(study, rows), rows)
     assert "At 40 slots: rkv has the highest" in said[1]
@@ -139,3 +139,20 @@ def test_markup_in_names_is_escaped(small_study, tmp_path):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     report.write_report(tmp_path, replace(study, model="<script>alert(1)</script>"))
     assert "<script>" not in (tmp_path / report.NAME).read_text()
+
+
+def test_a_papers_own_rule_is_told_apart_under_ratios_too(tmp_path):
+    from kvpolicies.eval.run import run_study
+
+    study = Study(
+        policies=("streaming", "rkv(every=32, faithful=True)"), budgets=("35%",), problems=1,
+        length=150, batch_size=1, out=str(tmp_path / "ratio"),
+    )  # fmt: skip
+    folder = run_study(study)
+    rows = read_rows(folder / NAME)
+    cells = {cell.policy: cell for cell in summarise(study.resolved(), rows)}
+    own = cells["rkv(every=32, faithful=True)"]
+    assert own.beyond and own.max_slots > cells["streaming"].max_slots
+    assert not cells["streaming"].beyond and not cells["full"].beyond
+    said = " ".join(words.sentences(study.resolved(), list(cells.values()), rows))
+    assert "paper's own rule" in said

@@ -17,7 +17,7 @@ from kvpolicies.rope import Rope
 from kvpolicies.steps import Tokens, process
 from tests.support.futures import random_future
 from tests.support.models import padded, prompts, tiny
-from tests.support.specs import EVICTING, PROTECTING
+from tests.support.specs import EVICTING, OWN_RULES, PROTECTING
 
 
 def plain_rope(dim: int) -> Rope:
@@ -232,3 +232,20 @@ def test_models_that_cannot_work_are_refused_by_name() -> None:
     ]:
         with pytest.raises(UserError, match=f"{config.model_type}.*{word}"):
             kvpolicies.FixedBudgetCache(Fake(config), "streaming", 64)
+
+
+@pytest.mark.parametrize("spec", OWN_RULES)
+def test_a_papers_own_rule_wants_a_granted_budget(spec: str) -> None:
+    """Else `model.generate` would run another rule than the policy's name says."""
+    policy = resolve(spec)
+    with pytest.raises(UserError, match=r"policy\.grant"):
+        kvpolicies.FixedBudgetCache(tiny(), spec, Budget(32, 2, 8))
+    granted = policy.grant(Budget(32, 2, 8), 20, 10)
+    kvpolicies.FixedBudgetCache(tiny(), policy, granted)
+
+
+def test_numbers_beyond_use_are_refused() -> None:
+    huge = ("beacon(n_beacon=1000000000)", f"random(seed={10**30})", "snapkv(observe_window=99999)")
+    for spec in huge:
+        with pytest.raises(UserError, match="at most"):
+            resolve(spec)

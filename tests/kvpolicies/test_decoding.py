@@ -63,7 +63,7 @@ def test_full_is_transformers_own_generation(family: str) -> None:
 @pytest.mark.parametrize("spec", UNAIDED)
 def test_both_ways_in_give_the_same_tokens_and_evictions(spec: str) -> None:
     budget = Budget(200, 0, 0) if spec == "full" else BUDGET
-    ours = run(spec, trace=True)
+    ours = run(spec, trace=True, request_ids=range(len(PROMPTS)))
     theirs, cache = through_transformers(spec, tiny(), PROMPTS, budget)
     for row, generation in enumerate(ours):
         assert generation.tokens == theirs[row]

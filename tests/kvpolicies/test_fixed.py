@@ -49,6 +49,28 @@ def test_hybrid_models(case: str) -> None:
     same(run("snapkv", "fixed", model), run("snapkv", "eager", model))
 
 
+@pytest.mark.parametrize("spec", ["full", "streaming", "beacon(n_beacon=4, n_recent=4)", "h2o"])
+@pytest.mark.parametrize(
+    ("lengths", "limits", "budget"),
+    [
+        ((5, 5, 5, 5, 1, 1, 1), (3, 3, 3, 40, 5, 5, 5), Budget(16, 2, 4)),
+        ((5, 5, 5, 5, 20, 20, 20), (3, 3, 3, 40, 5, 5, 5), Budget(9, 2, 4)),  # chunks of one token
+    ],
+)
+def test_prompts_of_one_token_leave_a_decoding_row_alone(
+    spec: str, lengths: tuple[int, ...], limits: tuple[int, ...], budget: Budget
+) -> None:
+    """New rows that are prefilled by single tokens beside a row that decodes above them."""
+    options: dict[str, Any] = {"batch_size": 4, "eos_token_id": -1, "trace": True}
+    runs = [
+        kvpolicies.generate(
+            tiny(), prompts(*lengths), spec, budget, max_new_tokens=limits, step=step, **options
+        )
+        for step in ("fixed", "eager")
+    ]
+    same(*runs)
+
+
 def test_sampling_is_the_same() -> None:
     options = {"temperature": 0.8, "top_p": 0.9, "seed": 3}
     same(run("streaming", "fixed", **options), run("streaming", "eager", **options))
