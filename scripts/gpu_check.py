@@ -31,6 +31,19 @@ from kvpolicies.kernels.softmax import Softmax
 Row = dict[str, Any]
 
 
+def mend_interpreter() -> None:
+    """Triton 3.6's interpreter makes loop bounds by int(array of shape [1]): numpy 2.4 refuses."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
+
+
 class Clock:
     """The time that is left, and how long something takes on the device."""
 
@@ -207,6 +220,8 @@ def main() -> int:
     device = torch.device("cpu" if args.dry_run else "cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         parser.error("no GPU here: use --dry-run")
+    if args.dry_run:
+        mend_interpreter()
     clock = Clock(device, args.seconds)
     copied = copy_speed(clock, args.dry_run)
     about = torch.cuda.get_device_name() if device.type == "cuda" else "cpu, interpreted"
