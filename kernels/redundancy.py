@@ -1,9 +1,29 @@
-"""R-KV's redundancy of cached keys, without an L x L matrix (arXiv 2505.24133, Section 3)."""
+"""R-KV's redundancy of cached keys, without an L x L matrix (arXiv 2505.24133, Section 3).
+
+The Triton form makes every tile of cosines beta + 1 times: beta times to find, row by row, the
+position from which on similar neighbours are zeroed, once more to sum columns. No atomics.
+"""
+
+from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from kvpolicies.kernels.backend import suits
+from kvpolicies.kernels.jit import ceil_div, dense, jit, power_of_2, tl
+from kvpolicies.kernels.tiles import product
+
 BLOCK = 128
+EPS = 1e-8
+# (bytes a number of keys, D padded) -> (keys a side of a tile, warps).
+BLOCKS = {
+    (2, 64): (64, 4),
+    (2, 128): (64, 4),
+    (2, 256): (64, 8),
+    (4, 64): (32, 8),
+    (4, 128): (16, 4),
+    (4, 256): (16, 4),
+}
 
 
 def key_redundancy(
@@ -22,7 +42,13 @@ def key_redundancy(
     Returns:
         [B, H, L] float32, sums to one over L. Memory O(BLOCK * L) a head.
     """
-    unit = torch.nn.functional.normalize(keys.float(), dim=-1, eps=1e-8)
+    form = _triton if suits(keys) else _reference
+    return (form(keys, positions, beta, threshold) / keys.shape[2]).softmax(dim=-1)
+
+
+def _reference(keys: Tensor, positions: Tensor, beta: int, threshold: float) -> Tensor:
+    """[B, H, L] float32, sums over rows."""
+    unit = torch.nn.functional.normalize(keys.float(), dim=-1, eps=EPS)
     length = unit.shape[-2]
     total = torch.zeros(unit.shape[:-1], device=unit.device)
     for start in range(0, length, BLOCK):
@@ -36,4 +62,108 @@ def key_redundancy(
             cosine.scatter_(-1, where, kept)
             similar.scatter_(-1, where, 0)
         total += cosine.sum(dim=-2)
-    return (total / length).softmax(dim=-1)
+    return total
+
+
+def _triton(keys: Tensor, positions: Tensor, beta: int, threshold: float) -> Tensor:
+    b, h, length, d = keys.shape
+    keys, positions = dense(keys), dense(positions)
+    norms = torch.linalg.vector_norm(keys, dim=-1, dtype=torch.float32).clamp_min(EPS)
+    block_d = power_of_2(d, 16)
+    block, warps = BLOCKS[keys.element_size(), max(64, block_d)]
+    # Similar neighbours from this position on are zeroed; beta = 0: none is.
+    cut = torch.empty(b, h, length, dtype=torch.int32, device=keys.device)
+    total = torch.empty(b, h, length, dtype=torch.float32, device=keys.device)
+    grid = (b * h, ceil_div(length, block))
+    shared = [keys, norms.contiguous(), positions, cut]
+    strides = [*keys.stride()[:3], *positions.stride()[:2]]
+    sizes = {"D": d, "BLOCK_D": block_d, "BLOCK": block, "num_warps": warps}
+    if beta == 0:
+        cut.fill_(torch.iinfo(torch.int32).max)
+    else:
+        _cut_kernel[grid](*shared, *strides, h, length, min(beta, length), threshold, **sizes)
+    _sum_kernel[grid](*shared, total, *strides, h, length, threshold, **sizes)
+    return total
+
+
+@jit
+def _cosines(k_rows, k_columns, n_rows, n_columns, rows, columns):
+    """[R, C] of keys [R, D] and [D, C] with their norms; zero where a key meets itself.
+
+    One function for both kernels: a cosine has the same bits in both, above the threshold or not.
+    """
+    cosines = product(k_rows, k_columns) / n_rows[:, None] / n_columns[None, :]
+    return tl.where(rows[:, None] == columns[None, :], 0.0, cosines)
+
+
+@jit(varying=("length", "beta"))
+def _cut_kernel(
+    p_k,  # [B, H, L, D]
+    p_norm,  # [B, H, L]
+    p_at,  # [B, H, L]
+    p_cut,  # [B, H, L]: of each row's similar neighbours the beta-th newest position, or -1
+    s_kb, s_kh, s_kl, s_ab, s_ah,
+    heads, length, beta, threshold,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    bh = tl.program_id(0).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    o_d = tl.arange(0, BLOCK_D)
+    m_d = o_d < D
+    rows = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    m_rows = rows < length
+    p_k += b * s_kb + h * s_kh
+    p_norm += bh * length
+    p_row = p_k + rows[:, None].to(tl.int64) * s_kl + o_d[None, :]
+    k_rows = tl.load(p_row, mask=m_rows[:, None] & m_d[None, :], other=0.0)
+    n_rows = tl.load(p_norm + rows, mask=m_rows, other=1.0)
+    cut = tl.full([BLOCK], 0x7FFFFFFF, tl.int32)
+    for _ in range(beta):
+        newest = tl.full([BLOCK], -1, tl.int32)
+        for first in range(0, length, BLOCK):
+            columns = first + tl.arange(0, BLOCK)
+            m_columns = columns < length
+            p_column = p_k + columns[None, :].to(tl.int64) * s_kl + o_d[:, None]
+            k_columns = tl.load(p_column, mask=m_columns[None, :] & m_d[:, None], other=0.0)
+            n_columns = tl.load(p_norm + columns, mask=m_columns, other=1.0)
+            at = tl.load(p_at + b * s_ab + h * s_ah + columns, mask=m_columns, other=-1)
+            at = at.to(tl.int32)
+            cosines = _cosines(k_rows, k_columns, n_rows, n_columns, rows, columns)
+            similar = (cosines > threshold) & (at[None, :] < cut[:, None])
+            newest = tl.maximum(newest, tl.max(tl.where(similar, at[None, :], -1), axis=1))
+        cut = newest
+    tl.store(p_cut + bh * length + rows, cut, mask=m_rows)
+
+
+@jit(varying=("length",))
+def _sum_kernel(
+    p_k, p_norm, p_at, p_cut,  # as above
+    p_total,  # [B, H, L]
+    s_kb, s_kh, s_kl, s_ab, s_ah,
+    heads, length, threshold,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    bh = tl.program_id(0).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    o_d = tl.arange(0, BLOCK_D)
+    m_d = o_d < D
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    m_columns = columns < length
+    p_k += b * s_kb + h * s_kh
+    p_norm += bh * length
+    p_column = p_k + columns[None, :].to(tl.int64) * s_kl + o_d[:, None]
+    k_columns = tl.load(p_column, mask=m_columns[None, :] & m_d[:, None], other=0.0)
+    n_columns = tl.load(p_norm + columns, mask=m_columns, other=1.0)
+    at = tl.load(p_at + b * s_ab + h * s_ah + columns, mask=m_columns, other=-1).to(tl.int32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, length, BLOCK):
+        rows = first + tl.arange(0, BLOCK)
+        m_rows = rows < length
+        p_row = p_k + rows[:, None].to(tl.int64) * s_kl + o_d[None, :]
+        k_rows = tl.load(p_row, mask=m_rows[:, None] & m_d[None, :], other=0.0)
+        n_rows = tl.load(p_norm + rows, mask=m_rows, other=1.0)
+        cut = tl.load(p_cut + bh * length + rows, mask=m_rows, other=0)
+        cosines = _cosines(k_rows, k_columns, n_rows, n_columns, rows, columns)
+        zeroed = (cosines > threshold) & (at[None, :] >= cut[:, None])
+        total += tl.sum(tl.where(zeroed, 0.0, cosines), axis=0)
+    tl.store(p_total + bh * length + columns, total, mask=m_columns)

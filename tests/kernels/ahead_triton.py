@@ -112,7 +112,49 @@ def decode(size: int, d: int) -> Iterator[Case]:
         yield Case(f"decode join{kind}", module._join_kernel, types, join)
 
 
-KERNELS = {"observe": observe, "decode": decode}
+def fps(size: int, d: int) -> Iterator[Case]:
+    """Farthest points of a buffer and of a prompt."""
+    from kvpolicies.kernels import fps as module
+
+    types = {"p_q": POINTERS[size], "p_highest": "*fp32", "p_out": "*i64"}
+    tile, warps = module.TILE_FEW
+    few = {"BLOCK_N": 64, "BLOCK_D": tile // 64, "EPS": module.EPS}
+    yield Case("fps, 64 queries", module._few_kernel, types, few, warps)
+    tile, warps = module.TILE_MANY
+    many = {"BLOCK_N": tile // d, "BLOCK_D": d, "EPS": module.EPS}
+    yield Case("fps, a prompt", module._many_kernel, types, many, warps)
+
+
+def redundancy(size: int, d: int) -> Iterator[Case]:
+    """R-KV's redundancy."""
+    from kvpolicies.kernels import redundancy as module
+
+    block, warps = module.BLOCKS[size, max(64, d)]
+    types = {"p_k": POINTERS[size], "p_norm": "*fp32", "p_total": "*fp32", "threshold": "fp32"}
+    types |= {"p_at": "*i32", "p_cut": "*i32"}
+    constants = {"D": d, "BLOCK_D": max(16, d), "BLOCK": block}
+    yield Case("redundancy cut", module._cut_kernel, types, constants, warps)
+    yield Case("redundancy sum", module._sum_kernel, types, constants, warps)
+
+
+def compact(size: int, d: int) -> Iterator[Case]:
+    """Hole filling: the plan, and moves of keys or values."""
+    from kvpolicies.kernels import compact as module
+
+    types = dict.fromkeys(("p_victim", "p_source", "p_destination"), "*i64")
+    types |= {"p_x": POINTERS[size]}
+    yield Case("compact plan", module._plan_kernel, types, {"BLOCK": module.PLAN})
+    constants = {"BLOCK": module.MOVE // d, "BLOCK_W": d}
+    yield Case("compact move", module._move_kernel, types, constants)
+
+
+KERNELS = {
+    "observe": observe,
+    "decode": decode,
+    "fps": fps,
+    "redundancy": redundancy,
+    "compact": compact,
+}
 
 
 def table(names: list[str], flags: list[str]) -> Iterator[tuple[str, Usage]]:
