@@ -99,13 +99,13 @@ def _few_kernel(
         cosines += tl.dot(unit, tl.trans(unit), input_precision="ieee")
     cosines = _lowest_first(cosines)
     last = tl.argmin(tl.where(o_n < n, tl.sum(cosines, axis=1), float("inf")), axis=0)
-    tl.store(p_out + head * m, last.to(tl.int64))
+    tl.store(p_out + head * m, last)
     highest = tl.where(o_n < n, float("-inf"), float("inf"))
     for i in range(1, m):
         its = tl.sum(tl.where(o_n[None, :] == last, cosines, 0.0), axis=1)
         highest = tl.where(o_n == last, float("inf"), tl.maximum(highest, its))
         last = tl.argmin(highest, axis=0)
-        tl.store(p_out + head * m + i, last.to(tl.int64))
+        tl.store(p_out + head * m + i, last)
 
 
 @jit
@@ -152,7 +152,7 @@ def _many_kernel(
             best = tl.minimum(best, lowest)
         tl.debug_barrier()  # the next choice reads what other threads wrote
         last = where
-        tl.store(p_out + head * m + i, last.to(tl.int64))  # pyright: ignore[reportAttributeAccessIssue]
+        tl.store(p_out + head * m + i, last)  # pyright: ignore[reportAttributeAccessIssue]
         chosen = tl.zeros([BLOCK_N], tl.int32) + last
         point = tl.max(_units(p_q, chosen, n, d, BLOCK_D, EPS), axis=0)
 

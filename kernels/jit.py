@@ -7,7 +7,6 @@ there is no Triton; Triton reads the string.
 """
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -53,12 +52,7 @@ def _jit(fn: Callable, varying: Sequence[str]) -> Any:
 
 def triton_version() -> str | None:
     """As "3.9.0"; None without Triton."""
-    if triton is None:
-        return None
-    try:
-        return version("triton")
-    except PackageNotFoundError:  # a copy on the path, not an installed package
-        return triton.__version__
+    return None if triton is None else str(triton.__version__)
 
 
 def ceil_div(a: int, b: int) -> int:

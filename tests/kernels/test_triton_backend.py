@@ -1,4 +1,4 @@
-"""The choice between torch and Triton: what is asked for, what runs, and that Triton is optional."""
+"""The choice between torch and Triton: what is asked for, what runs; Triton is optional."""
 
 from __future__ import annotations
 
