@@ -20,12 +20,13 @@ PER = ("group", "head", "merged")
 
 # (bytes a number of queries, of keys, D padded) -> (queries a tile, slots a tile, warps).
 BLOCKS = {
-    (2, 2, 64): (64, 64, 4),
-    (2, 2, 128): (64, 64, 4),
+    **{(2, 2, d): (64, 64, 4) for d in (64, 128)},
     (2, 2, 256): (32, 64, 4),
-    **{(4, 2, d): (32, 64, 8) for d in (64, 128, 256)},
+    **{(4, 2, d): (32, 64, 8) for d in (64, 128)},
+    (4, 2, 256): (16, 64, 8),
     **{(q, 4, 64): (16, 32, 4) for q in (2, 4)},
-    **{(q, 4, d): (16, 64, 8) for q in (2, 4) for d in (128, 256)},
+    **{(q, 4, 128): (16, 64, 8) for q in (2, 4)},
+    **{(q, 4, 256): (16, 16, 4) for q in (2, 4)},
 }
 # Programs that fill a large GPU twice over, and the most parts that slots are split into for it.
 PROGRAMS, MOST_SPLITS = 264, 16
@@ -141,8 +142,8 @@ def _triton(
     rows = n if per == "merged" else g * n
     each = n if per == "head" else rows
     block_d = power_of_2(d, 16)
-    sizes = queries.element_size(), keys.element_size()
-    block_r, block_l, warps = BLOCKS[(*sizes, max(64, block_d))]
+    kind = (queries.element_size(), keys.element_size(), max(64, block_d))
+    block_r, block_l, warps = BLOCKS[kind]
     block = min(block_r, power_of_2(rows, 16))
     tiles, columns = ceil_div(rows, block), ceil_div(length, block_l)
     span = ceil_div(columns, min(MOST_SPLITS, ceil_div(PROGRAMS, b * h * tiles), columns))
@@ -218,8 +219,7 @@ def _lse_kernel(
     o_d = tl.arange(0, BLOCK_D)
     p_row = p_q + bh * groups * n * D + row[:, None] * D + o_d[None, :]
     m_q = m_row[:, None] & (o_d < D)[None, :]
-    top = tl.full([BLOCK_R], FLOOR, tl.float32)
-    total = tl.zeros([BLOCK_R], tl.float32)
+    top, total = tl.full([BLOCK_R], FLOOR, tl.float32), tl.zeros([BLOCK_R], tl.float32)
     last = tl.minimum(part * span + span, length)
     for first in range(part * span, last, BLOCK_L):
         slot = first + tl.arange(0, BLOCK_L)
