@@ -14,6 +14,7 @@ from kvpolicies.beacon.keeper import Keeper, Observers
 from kvpolicies.beacon.space import taken
 from kvpolicies.kernels.fps import farthest_points
 from kvpolicies.policy import Step, View
+from kvpolicies.transfer import on_device
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,7 @@ class QueryBuffer(Keeper):
         marks, when = counters(view), view.state["when"]
         place = torch.arange(self.size, device=when.device)
         count, beacons = (
-            torch.tensor([c[k] for c in marks], device=when.device)[:, None]
-            for k in ("count", "beacons")
+            on_device([c[k] for c in marks], when.device)[:, None] for k in ("count", "beacons")
         )
         is_beacon = place < beacons  # [B, N]
         own = when[:, 0, 0] - 1  # recents came together: one position for all heads
@@ -61,7 +61,7 @@ class QueryBuffer(Keeper):
             alike.setdefault(counters(view)[row]["count"], []).append(row)
         for count, members in alike.items():
             if count > keep:  # rows of one count are one call; the copy is small
-                here = torch.tensor(members, device=view.keys.device)
+                here = on_device(members, view.keys.device)
                 queries, when = (view.state[k][here, :, :, :count] for k in ("queries", "when"))
                 self._store(view, members, *self._chosen(view, queries, when, keep))
 
@@ -77,7 +77,7 @@ class QueryBuffer(Keeper):
         marks = counters(view)
         device = step.positions.device
         row = torch.arange(len(marks), device=device)
-        place = torch.tensor([c["count"] for c in marks], device=device)
+        place = on_device([c["count"] for c in marks], device)
         view.state["queries"][row, :, :, place] = step.queries[:, :, :, 0].to(
             view.state["queries"].dtype
         )
@@ -131,7 +131,7 @@ class QueryBuffer(Keeper):
 
     def _store(self, view: View, rows: list[int], queries: Tensor, when: Tensor) -> None:
         count = queries.shape[3]
-        here = torch.tensor(rows, device=queries.device)
+        here = on_device(rows, queries.device)
         view.state["queries"][here, :, :, :count] = queries
         view.state["when"][here, :, :, :count] = when
         for row in rows:

@@ -9,11 +9,11 @@ from kvpolicies.beacon.buffer import QueryBuffer
 from kvpolicies.beacon.exchange import Exchange
 from kvpolicies.beacon.history import SELECTORS, History
 from kvpolicies.beacon.keeper import Keeper
-from kvpolicies.beacon.pooling import POOLS
+from kvpolicies.beacon.pooling import soft
 from kvpolicies.beacon.space import Space
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
-from kvpolicies.kernels.observe import observation_weights
+from kvpolicies.kernels.observe import observation_scores, observation_weights
 from kvpolicies.policy import MOST_QUERIES, Geometry, Policy, Scores, Step, View, whole
 
 # Who keeps the queries: by `refresh`, then by `selector`.
@@ -26,7 +26,7 @@ KEEPERS: dict[str, dict[str, type[Keeper]]] = {
     "revisit": {"continual": Exchange},
 }
 CHOICES = {
-    "pool": tuple(POOLS),
+    "pool": ("max", "mean", "soft"),
     "selector": tuple(KEEPERS["beat"]),
     "space": ("pre_rope", "post_rope"),
     "refresh": tuple(KEEPERS),
@@ -119,12 +119,13 @@ class Beacon(Policy):
     def scores(self, view: View) -> Scores:
         """The pool, over group and observation queries, of their attention to each key."""
         queries, positions, valid = self.keeper.looking(view)
-        weights = observation_weights(
-            queries, view.keys, positions, view.positions, view.softmax, valid
-        )
+        args = (queries, view.keys, positions, view.positions, view.softmax, valid)
+        if self.pool != "soft":
+            return observation_scores(*args, pool=self.pool)
+        weights = observation_weights(*args)
         # Without beacons nobody may be looking, and all score zero.
         looking = (valid.sum(dim=1) * weights.shape[2]).clamp_min(1)
-        return POOLS[self.pool](weights, looking[:, None, None], self.temperature)
+        return soft(weights, looking[:, None, None], self.temperature)
 
     def evicted(self, view: View) -> None:
         """Tells the keeper."""

@@ -1,21 +1,21 @@
 """Speed and memory of policies on one model: the same prompts, the same loop, one table.
 
-Prompts are random tokens, nothing stops early. Prefill and decoding are told apart by a run of one
-token; each figure is the best of `repeats` runs, for what disturbs a run only makes it slower. On a
-shared machine compare rows of one run with each other, never with another run's.
+Prompts are random tokens, nothing stops early. Decoding is told apart by runs of one new token
+(prefill) and of two (and the first decode step, which captures or compiles); each figure is the
+best of `repeats` runs, for what disturbs a run only makes it slower. On a shared machine compare
+rows of one run with each other, never with another run's.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from kvpolicies.decoding import Generation, generate
-from kvpolicies.errors import UserError
 from kvpolicies.eval.clock import PARTS, split
-from kvpolicies.eval.memory import Memory, largest_batch, predict
+from kvpolicies.eval.memory import largest_batch, predict
 from kvpolicies.registry import resolve
 
 THEIRS = "transformers"
@@ -42,8 +42,12 @@ class Row:
     new: int
     first_token_s: float
     """Seconds until every row has its first token."""
+    first_step_s: float
+    """Seconds of the first decode step: capturing a graph or compiling included."""
     tokens_s: float
-    """New tokens a second, all rows, prefill apart."""
+    """New tokens a second, all rows, prefill and first step apart."""
+    step_cpu_ms: float
+    """Processor time of a decode step, all threads: what other processes take is not in it."""
     cache_bytes: int
     state_bytes: int
     peak_bytes: int | None
@@ -68,6 +72,7 @@ def measure(
     load: Load,
     *,
     repeats: int = 2,
+    step: str = "auto",
     with_split: bool = True,
     memory: int | None = None,
 ) -> Row:
@@ -79,13 +84,15 @@ def measure(
     """
     device = next(model.parameters()).device
     prompts = _prompts(model, load)
-    run = _ours(model, policy, budget, prompts)
+    run = _ours(model, policy, budget, prompts, step)
     if policy == THEIRS:
         run = _theirs(model, prompts)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    first = min(_seconds(lambda: run(1), device) for _ in range(repeats))
-    whole = min(_seconds(lambda: run(load.new), device) for _ in range(repeats))
+    first, second, whole = (
+        min((_seconds(lambda n=n: run(n), device) for _ in range(repeats)), key=lambda t: t.wall)
+        for n in (1, 2, load.new)
+    )
     held = predict(
         model, "full" if policy == THEIRS else policy, budget, load.batch, load.prompt, load.new
     )
@@ -98,8 +105,10 @@ def measure(
         batch=load.batch,
         prompt=load.prompt,
         new=load.new,
-        first_token_s=round(first, 4),
-        tokens_s=round(load.batch * (load.new - 1) / max(1e-9, whole - first), 2),
+        first_token_s=round(first.wall, 4),
+        first_step_s=round(max(0.0, second.wall - first.wall), 4),
+        tokens_s=round(load.batch * (load.new - 2) / max(1e-9, whole.wall - second.wall), 2),
+        step_cpu_ms=round(1000 * (whole.cpu - second.cpu) / (load.new - 2), 3),
         cache_bytes=held.cache,
         state_bytes=held.state,
         peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
@@ -109,56 +118,6 @@ def measure(
     )
 
 
-def measure_all(
-    model: Any,
-    policies: list[str],
-    budgets: list[str],
-    loads: list[Load],
-    on_cell: Callable[[str], None] = lambda name: None,
-    **options: Any,
-) -> Iterator[Row]:
-    """Every policy at every budget under every load; what needs no budget runs once a load."""
-    for load in loads:
-        for policy in policies:
-            for budget in budgets[:1] if policy in ("full", THEIRS) else budgets:
-                on_cell(f"{policy} @ {budget}, batch {load.batch}")
-                yield measure(model, policy, budget, load, **options)
-
-
-def largest_batch_by_trying(
-    model: Any, policy: str, budget: str, load: Load, most: int = 4096
-) -> int:
-    """Rows whose cache can really be allocated on the GPU, by bisection.
-
-    Raises:
-        UserError: on a CPU, where memory that is asked for is not yet memory that is there.
-    """
-    device = next(model.parameters()).device
-    if device.type != "cuda":
-        raise UserError("the largest batch by trying needs a GPU; use the prediction elsewhere")
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _fits(model, policy, budget, Load(middle, load.prompt, load.new)):
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _fits(model: Any, policy: str, budget: str, load: Load) -> bool:
-    try:
-        generate(model, _prompts(model, load), policy, budget, max_new_tokens=2, eos_token_id=-1)
-        held: Memory = predict(model, policy, budget, load.batch, load.prompt, load.new)
-        block = torch.empty(held.cache + held.state, dtype=torch.uint8, device="cuda")
-        del block
-        return True
-    except torch.OutOfMemoryError:
-        return False
-    finally:
-        torch.cuda.empty_cache()
-
-
 def _prompts(model: Any, load: Load) -> list[list[int]]:
     words = model.get_output_embeddings().weight.shape[0]
     g = torch.Generator().manual_seed(0)
@@ -166,11 +125,13 @@ def _prompts(model: Any, load: Load) -> list[list[int]]:
 
 
 def _ours(
-    model: Any, policy: str, budget: str, prompts: list[list[int]]
+    model: Any, policy: str, budget: str, prompts: list[list[int]], step: str
 ) -> Callable[[int], list[Generation] | None]:
     if policy != THEIRS:
         resolve(policy)
-    return lambda new: generate(model, prompts, policy, budget, max_new_tokens=new, eos_token_id=-1)
+    return lambda new: generate(
+        model, prompts, policy, budget, max_new_tokens=new, eos_token_id=-1, step=step
+    )
 
 
 @torch.no_grad()
@@ -201,11 +162,18 @@ def _split(
     return {part: round(value / whole, 4) for part, value in seconds.items()}
 
 
-def _seconds(run: Callable[[], Any], device: torch.device) -> float:
+class _Time(NamedTuple):
+    """Seconds on the wall's clock, and of the processor."""
+
+    wall: float
+    cpu: float
+
+
+def _seconds(run: Callable[[], Any], device: torch.device) -> _Time:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    begin = time.perf_counter()
+    wall, cpu = time.perf_counter(), time.process_time()
     run()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - begin
+    return _Time(time.perf_counter() - wall, time.process_time() - cpu)

@@ -1,6 +1,6 @@
 """Two pictures of a bench: tokens/s against the batch, and memory against the length."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,7 @@ def _draw(
         axes.plot(xs, ys, marker=MARKERS[index % len(MARKERS)], label=label)
     axes.set_xlabel(below)
     axes.set_ylabel(beside)
-    scale: Callable[..., None] = axes.set_xscale
-    scale("log", base=2)
+    axes.set_xscale("log", base=2)
     if log:
         axes.set_yscale("log")
     axes.grid(axis="y", alpha=0.4)

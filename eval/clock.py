@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kvpolicies import decoding, layer, steps
+from kvpolicies import adapter, cache, fixed, loop, steps, store
 from kvpolicies.policy import Policy
 
 PARTS = ("model", "attention", "observe", "score", "compact", "rest")
@@ -25,35 +25,41 @@ PARTS = ("model", "attention", "observe", "score", "compact", "rest")
 def split(policy: Policy, device: torch.device) -> Iterator[dict[str, float]]:
     """Seconds by part, filled while the block runs."""
     seconds: defaultdict[str, float] = defaultdict(float)
+    open_parts: list[str] = []
 
-    def timed(function: Callable[..., Any], part: str, inside: str | None = None) -> Any:
+    def timed(function: Callable[..., Any], part: str) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
+            open_parts.append(part)
             begin = _now(device)
             try:
                 return function(*args, **kwargs)
             finally:
                 lap = _now(device) - begin
+                open_parts.pop()
                 seconds[part] += lap
-                if inside:  # what contains this part does not count it twice
-                    seconds[inside] -= lap
+                if open_parts:  # what contains this part does not count it twice
+                    seconds[open_parts[-1]] -= lap
 
         return run
 
     kind = type(policy)
-    laps: list[tuple[Any, str, str, str | None]] = [
-        (decoding, "forward", "model", None),
-        (_adapter(), "process", "rest", "model"),
-        (steps, "slot_attention", "attention", "rest"),
-        (steps, "slot_attention_with_weights", "attention", "rest"),
-        (kind, "observe", "observe", "rest"),
-        (kind, "scores", "score", "rest"),
-        (layer, "choose_victims", "score", "rest"),
-        (layer, "compact", "compact", "rest"),
-        (kind, "evicted", "compact", "rest"),
+    laps: list[tuple[Any, str, str]] = [
+        (loop, "forward", "model"),
+        (fixed.FixedStep, "_replayed", "model"),
+        (fixed.FixedStep, "_call", "model"),
+        (cache.FixedBudgetCache, "make_room", "rest"),
+        (adapter, "process", "rest"),
+        (steps, "slot_attention", "attention"),
+        (steps, "slot_attention_with_weights", "attention"),
+        (kind, "observe", "observe"),
+        (kind, "scores", "score"),
+        (store, "choose_victims", "score"),
+        (store, "compact", "compact"),
+        (kind, "evicted", "compact"),
     ]
-    before = [(owner, name, owner.__dict__.get(name)) for owner, name, _, _ in laps]
-    for owner, name, part, inside in laps:
-        setattr(owner, name, timed(getattr(owner, name), part, inside))
+    before = [(owner, name, owner.__dict__.get(name)) for owner, name, _ in laps]
+    for owner, name, part in laps:
+        setattr(owner, name, timed(getattr(owner, name), part))
     shares: dict[str, float] = {}
     try:
         yield shares
@@ -64,12 +70,6 @@ def split(policy: Policy, device: torch.device) -> Iterator[dict[str, float]]:
             else:
                 setattr(owner, name, original)
         shares.update({part: seconds[part] for part in PARTS})
-
-
-def _adapter() -> Any:
-    from kvpolicies import adapter
-
-    return adapter
 
 
 def _now(device: torch.device) -> float:

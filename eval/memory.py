@@ -6,11 +6,11 @@ on the same device. Transient memory of a forward is not in it, but for the logi
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 
+from kvpolicies.admission import in_force
 from kvpolicies.budget import Budget
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.errors import UserError
@@ -72,9 +72,7 @@ def predict(
 
     chosen: Policy = resolve(policy)
     length = prompt + new
-    own = Budget(length, 0, 0)
-    if chosen.evicts:
-        own = chosen.grant(Budget.parse(budget, length=length), prompt, new)
+    own = in_force(chosen, budget, prompt, new, length)
     dtype = next(model.parameters()).dtype
     cache = FixedBudgetCache(model, chosen, own, slots=min(length, own.total), max_length=length)
     cache.allocate(1, dtype, torch.device("meta"))
@@ -99,7 +97,6 @@ def largest_batch(one: Memory, memory: int) -> int:
     return max(0, (memory - one.weights) // one.a_row)
 
 
-@lru_cache(maxsize=8)
 def preset(name: str) -> Any:
     """A transformers config by a short name: public sizes, no download.
 

@@ -172,6 +172,7 @@ def _decode(session: Session, cell: Cell, unit: list[Request], **options: Any) -
         max_new_tokens=[request.max_new_tokens for request in unit],
         batch_size=session.study.batch_size,
         seed=session.study.seed,
+        charge_state=session.study.charge_state,
         request_ids=[request.identity for request in unit],
         **options,
     )

@@ -27,7 +27,9 @@ class Study:
     )
     task: str = option("ledger", f"what to solve: {', '.join(TASKS)}")
     data: str = option("", "JSON lines with id, problem, answer (fidelity: solution too)")
-    policies: tuple[str, ...] = option((), "policies with options; default: all registered")
+    policies: tuple[str, ...] = option(
+        (), "policies with options; default: all that run on the model as they are"
+    )
     budgets: tuple[str, ...] = option(
         (), "slots (133) or shares of prompt + new tokens (25%%); default: the task's own"
     )
@@ -41,6 +43,9 @@ class Study:
     seed: int = option(0, "of sampling, of the random policy and of the bootstrap")
     dtype: str = option("float32", f"of weights and cache: {', '.join(_DTYPES)}")
     device: str = option("auto", "auto, cpu, cuda")
+    charge_state: bool = option(
+        False, "policies give up the slots that their own state is worth in bytes"
+    )
     out: str = option("results/study", "folder for results.jsonl, run.json, report.html, plots")
 
     def __post_init__(self) -> None:
@@ -90,7 +95,10 @@ class Study:
             raise UserError(f"task {task.name} needs --data FILE: {task.data_hint}")
         if self.data and not task.needs_data:
             raise UserError(f"task {task.name} makes its own problems; leave --data out")
-        names = [str(resolve(name)) for name in (self.policies or policy_names())]
+        chosen = [resolve(name) for name in self.policies]
+        # Of those that need a scorer, the ones that have one for this model.
+        every = [resolve(name) for name in policy_names()] if not chosen else []
+        names = map(str, chosen or [p for p in every if p.made_for in (None, self.model)])
         budgets = tuple(str(budget) for budget in self.budgets) or task.budgets
         for budget in budgets:
             Budget.parse(budget, length=1 << 20 if is_ratio(budget) else None)

@@ -22,11 +22,11 @@ def plan_moves(victims: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """Where each survivor of the tail goes.
 
     Args:
-        victims: [B, H, n] int64, distinct slots < `length` to give up, in any order.
+        victims: [..., n] int64, distinct slots < `length` to give up, in any order.
         length: L, the filled slots of every head before the eviction.
 
     Returns:
-        (source, destination), each [B, H, n] int64. Beyond the slots that really move, source and
+        (source, destination), each [..., n] int64. Beyond the slots that really move, source and
         destination are equal, so that the copy has one fixed shape for every head.
     """
     return (_triton_plan if use_triton(victims) else _reference_plan)(victims, length)
@@ -51,8 +51,9 @@ def compact(tensors: list[Tensor], victims: Tensor, length: int) -> tuple[Tensor
     """Removes `victims` from every tensor in place; survivors end up in slots [0, length - n).
 
     Args:
-        tensors: slot-aligned tensors [B, H, C, ...] or [B, H, C], C >= `length`.
-        victims: [B, H, n] int64, distinct slots < `length`.
+        tensors: slot-aligned tensors [B, H, C, D] or [B, H, C], C >= `length`; or these of several
+            layers, [Y, B, H, C, D] and [Y, B, H, C].
+        victims: [B, H, n] or [Y, B, H, n] int64, distinct slots < `length`.
         length: L, filled slots before the eviction.
 
     Returns:
@@ -66,32 +67,36 @@ def compact(tensors: list[Tensor], victims: Tensor, length: int) -> tuple[Tensor
 
 
 def _reference_move(tensor: Tensor, source: Tensor, destination: Tensor) -> None:
-    shape = (*source.shape, *tensor.shape[3:])
-    index = (..., *([None] * (tensor.dim() - 3)))
-    moved = tensor.gather(2, source[index].expand(shape))
-    tensor.scatter_(2, destination[index].expand(shape), moved)
+    slots = source.dim() - 1
+    if tensor.dim() > source.dim():
+        shape = (*source.shape, tensor.shape[-1])
+        source, destination = source[..., None].expand(shape), destination[..., None].expand(shape)
+    tensor.scatter_(slots, destination, tensor.gather(slots, source))
 
 
 def _triton_plan(victims: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    b, h, n = victims.shape
+    n = victims.shape[-1]
     if n == 1:
         return torch.full_like(victims, length - 1), victims
     victims = victims.contiguous()
     source, destination = torch.empty_like(victims), torch.empty_like(victims)
     block = min(PLAN, power_of_2(n))
-    _plan_kernel[b * h, ceil_div(n, block)](victims, source, destination, n, length, BLOCK=block)
+    heads = victims.numel() // n
+    _plan_kernel[heads, ceil_div(n, block)](victims, source, destination, n, length, BLOCK=block)
     return source, destination
 
 
 def _triton_move(tensor: Tensor, source: Tensor, destination: Tensor) -> None:
-    b, h, n = source.shape
-    width = tensor[0, 0, 0].numel()
-    assert tensor.dim() == 3 or tensor[0, 0, 0].is_contiguous(), "a slot's numbers lie together"
+    if source.dim() == 3:
+        tensor, source, destination = tensor[None], source[None], destination[None]
+    y, b, h, n = source.shape
+    width = 1 if tensor.dim() == 4 else tensor.shape[4]
+    assert tensor.dim() == 4 or tensor.stride(4) == 1, "a slot's numbers lie together"
     block_w = power_of_2(width)
     block = min(power_of_2(n), max(1, MOVE // block_w))
-    _move_kernel[b * h, ceil_div(n, block)](
-        *(tensor, source.contiguous(), destination.contiguous(), *tensor.stride()[:3]),
-        *(h, n, width),
+    _move_kernel[y * b * h, ceil_div(n, block)](
+        *(tensor, source.contiguous(), destination.contiguous(), *tensor.stride()[:4]),
+        *(b, h, n, width),
         BLOCK=block,
         BLOCK_W=block_w,
     )
@@ -99,7 +104,7 @@ def _triton_move(tensor: Tensor, source: Tensor, destination: Tensor) -> None:
 
 @jit(varying=("length", "n"))
 def _plan_kernel(
-    p_victim, p_source, p_destination,  # [B, H, n] int64
+    p_victim, p_source, p_destination,  # [..., n] int64
     n, length,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -132,18 +137,19 @@ def _plan_kernel(
 
 @jit(varying=("n",))
 def _move_kernel(
-    p_x,  # [B, H, C, width]
-    p_source, p_destination,  # [B, H, n] int64
-    s_b, s_h, s_c,
-    heads, n, width,
+    p_x,  # [Y, B, H, C, width]
+    p_source, p_destination,  # [Y, B, H, n] int64
+    s_y, s_b, s_h, s_c,
+    rows, heads, n, width,
     BLOCK: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    bh = tl.program_id(0).to(tl.int64)
+    ybh = tl.program_id(0).to(tl.int64)
     o_n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    source = tl.load(p_source + bh * n + o_n, mask=o_n < n, other=0)
-    destination = tl.load(p_destination + bh * n + o_n, mask=o_n < n, other=0)
+    source = tl.load(p_source + ybh * n + o_n, mask=o_n < n, other=0)
+    destination = tl.load(p_destination + ybh * n + o_n, mask=o_n < n, other=0)
     o_w = tl.arange(0, BLOCK_W)
     moves = (source != destination)[:, None] & (o_w < width)[None, :]
-    p_x += bh // heads * s_b + bh % heads * s_h
+    yb = ybh // heads
+    p_x += yb // rows * s_y + yb % rows * s_b + ybh % heads * s_h
     x = tl.load(p_x + source[:, None] * s_c + o_w[None, :], mask=moves)
     tl.store(p_x + destination[:, None] * s_c + o_w[None, :], x, mask=moves)

@@ -3,34 +3,11 @@
 import torch
 from torch import Tensor
 
+from kvpolicies.kernels.causal import grouped_logits
 from kvpolicies.kernels.softmax import Softmax
 
 # Queries handled at once: bounds the logits, however long the sequence.
 BLOCK = 128
-
-
-def causal_lse(queries: Tensor, keys: Tensor, softmax: Softmax) -> Tensor:
-    """log of the sum of exp(logit) over all keys up to each query, a model's sink included.
-
-    Args:
-        queries: [B, H, G, T, D], post-RoPE, of all positions 0 .. T - 1.
-        keys: [B, H, T, D], of the same positions.
-
-    Returns:
-        [B, H, G, T] float32. Memory O(BLOCK * T) a head.
-    """
-    parts = []
-    for start in range(0, queries.shape[3], BLOCK):
-        block = queries[:, :, :, start : start + BLOCK]
-        stop = start + block.shape[3]
-        logits = _logits(block, keys[:, :, :stop], softmax)
-        t = torch.arange(stop, device=keys.device)
-        logits = logits.masked_fill(t > t[start:, None], float("-inf"))
-        parts.append(logits.logsumexp(dim=-1))
-    lse = torch.cat(parts, dim=-1)
-    if softmax.sink is None:
-        return lse
-    return torch.logaddexp(lse, softmax.sink.float()[None, :, :, None])
 
 
 def future_mass(queries: Tensor, lse: Tensor, keys: Tensor, softmax: Softmax) -> Tensor:
@@ -46,12 +23,6 @@ def future_mass(queries: Tensor, lse: Tensor, keys: Tensor, softmax: Softmax) ->
     """
     mass = torch.zeros(*queries.shape[:2], keys.shape[1], device=keys.device)
     for block, norm in zip(queries.split(BLOCK, 2), lse.split(BLOCK, 2), strict=True):
-        mass += (_logits(block[None], keys[None], softmax)[0] - norm[..., None]).exp().sum(dim=2)
+        logits = grouped_logits(block[None], keys[None], softmax)[0]
+        mass += (logits - norm[..., None]).exp().sum(dim=2)
     return mass
-
-
-def _logits(queries: Tensor, keys: Tensor, softmax: Softmax) -> Tensor:
-    """[B, H, G, n, L] float32."""
-    b, h, g, n, d = queries.shape
-    products = queries.float().reshape(b, h, g * n, d) @ keys.float().transpose(-1, -2)
-    return softmax.logits(products.view(b, h, g, n, keys.shape[2]))

@@ -47,22 +47,28 @@ def key_redundancy(
 
 
 def _reference(keys: Tensor, positions: Tensor, beta: int, threshold: float) -> Tensor:
-    """[B, H, L] float32, sums over rows."""
+    """[B, H, L] float32, sums over rows.
+
+    A row's sum over all columns is one product with the sum of all keys; only what is zeroed has to
+    be looked for, pair by pair. In position order the most recent neighbour is the last one.
+    """
+    order = positions.argsort(dim=-1)
+    keys = keys.gather(2, order[..., None].expand(keys.shape))
     unit = torch.nn.functional.normalize(keys.float(), dim=-1, eps=EPS)
-    length = unit.shape[-2]
-    total = torch.zeros(unit.shape[:-1], device=unit.device)
+    total = (unit @ unit.sum(dim=2, keepdim=True).mT)[..., 0] - unit.square().sum(dim=-1)
+    length = unit.shape[2]
+    place = torch.arange(length, dtype=torch.int32, device=unit.device)
     for start in range(0, length, BLOCK):
-        cosine = unit[..., start : start + BLOCK, :] @ unit.transpose(-1, -2)  # [B, H, block, L]
-        rows = cosine.shape[-2]
-        cosine.diagonal(offset=start, dim1=-2, dim2=-1)[..., :rows].zero_()
-        similar = torch.where(cosine > threshold, positions[..., None, :].long() + 1, 0)
+        cosine = unit[:, :, start : start + BLOCK] @ unit.mT  # [B, H, block, L]
+        cosine.diagonal(offset=start, dim1=-2, dim2=-1)[..., : cosine.shape[2]].zero_()
         for _ in range(min(beta, length)):
-            newest, where = similar.max(dim=-1, keepdim=True)
-            kept = cosine.gather(-1, where).masked_fill(newest > 0, 0.0)
-            cosine.scatter_(-1, where, kept)
-            similar.scatter_(-1, where, 0)
-        total += cosine.sum(dim=-2)
-    return total
+            newest = torch.where(cosine > threshold, place, -1).amax(dim=-1)
+            where = newest.clamp_min(0).long()[..., None]
+            zeroed = cosine.gather(-1, where)[..., 0].masked_fill(newest < 0, 0.0)
+            total.scatter_add_(-1, where[..., 0], -zeroed)
+            if beta > 1:
+                cosine.scatter_(-1, where, 0.0)
+    return torch.empty_like(total).scatter_(-1, order, total)
 
 
 def _triton(keys: Tensor, positions: Tensor, beta: int, threshold: float) -> Tensor:

@@ -7,9 +7,11 @@ the names that change between releases (5.17 says `past_key_values` where 5.24 s
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, logging
 
@@ -17,6 +19,7 @@ from kvpolicies.architecture import attention_modules, inspect_model
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.errors import UserError
 from kvpolicies.kernels.attention import masked_attention
+from kvpolicies.kernels.packed import packed_attention
 from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.steps import Tokens, process
 
@@ -72,9 +75,6 @@ def attach(model: Any, cache: FixedBudgetCache) -> Iterator[FixedBudgetCache]:
     inputs: dict[int, Tensor] = {}
     batch: list[tuple[list[int], list[int]]] = []
 
-    def keep_input(module: Any, args: tuple, kwargs: dict) -> None:
-        inputs[module.layer_idx] = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-
     def serve(
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kw: Any
     ) -> Tensor:
@@ -100,18 +100,27 @@ def attach(model: Any, cache: FixedBudgetCache) -> Iterator[FixedBudgetCache]:
         return process(cache.slot_layers[module.layer_idx], tokens, rows, counts).flatten(1, 2)
 
     with _serving(model, [serve] * cache.shape.layers) as modules:
-        hooks = [
-            m.register_forward_pre_hook(keep_input, with_kwargs=True)
-            for m in modules
-            if cache.policy.needs_input
-        ]
         cache.set_attached(True)
         try:
-            yield cache
+            with _inputs_kept(modules if cache.policy.needs_input else [], inputs):
+                yield cache
         finally:
-            for hook in hooks:
-                hook.remove()
             cache.set_attached(False)
+
+
+@contextmanager
+def _inputs_kept(modules: list[nn.Module], inputs: dict[int, Tensor]) -> Iterator[None]:
+    """Puts what the attention modules are given, [B, T, E], into `inputs` by layer."""
+
+    def keep(module: Any, args: tuple, kwargs: dict) -> None:
+        inputs[module.layer_idx] = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+
+    hooks = [m.register_forward_pre_hook(keep, with_kwargs=True) for m in modules]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _softmax(module: Any, heads: int, span: int | None, given: dict[str, Any]) -> Softmax:
@@ -185,14 +194,17 @@ def forward(
     return (logits if cache is None else logits[:, -1]).float()
 
 
-def decode_forward(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
-    """(tokens [R, 1], positions [R, 1]) -> logits [R, V]: a forward that no cache object sees."""
+def uncached_forward(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    """(tokens [A, T], positions [A, T]) -> last logits [A, V]; no cache object sees it."""
     arguments: dict[str, Any] = {"use_cache": False}
     if "logits_to_keep" in _parameters(type(model)):
         arguments["logits_to_keep"] = 1
 
     def run(tokens: Tensor, positions: Tensor) -> Tensor:
-        return model(input_ids=tokens, position_ids=positions, **arguments).logits[:, -1]
+        # Without a padding mask transformers looks, and waits, for packed sequences.
+        real = torch.ones_like(tokens)
+        output = model(input_ids=tokens, position_ids=positions, attention_mask=real, **arguments)
+        return output.logits[:, -1]
 
     return run
 
@@ -211,6 +223,61 @@ def masked_dense(model: Any, mask: Callable[[int], Tensor]) -> Iterator[None]:
     spans = inspect_model(model).spans
     with _serving(model, [serve] * len(attention_modules(model))):
         yield
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What one full layer computes of whole sequences, before it attends."""
+
+    layer: int
+    queries: Tensor
+    """[B, H, G, T, D], post-RoPE."""
+    keys: Tensor
+    """[B, H, T, D], post-RoPE."""
+    values: Tensor
+    """[B, H, T, D]."""
+    inputs: Tensor | None
+    """[B, T, E], the attention's input, if it was asked for."""
+    softmax: Softmax
+
+
+@contextmanager
+def watched_dense(
+    model: Any,
+    see: Callable[[Watched], None],
+    documents: Tensor | None = None,
+    inputs: bool = False,
+) -> Iterator[None]:
+    """Dense causal attention that shows each full layer's queries, keys, values before it attends.
+
+    Nothing that `see` is given is kept here for longer than its layer. A cache that the model is
+    attached to steps aside until the block is left.
+
+    Args:
+        documents: [B, T] integer, never falling along a row: no query looks into another document
+            than its own (positions are the caller's to give). None = one document a row.
+        inputs: whether `see` is shown the attention's inputs too.
+    """
+    spans = inspect_model(model).spans
+    kept: dict[int, Tensor] = {}
+
+    def serve(module: Any, query: Tensor, key: Tensor, value: Tensor, _: Any, **kw: Any) -> Tensor:
+        b, h, t, d = key.shape
+        layer, span = module.layer_idx, spans[module.layer_idx]
+        softmax = _softmax(module, h, span, kw)
+        queries = query.reshape(b, h, -1, t, d)
+        given = kept.pop(layer, None)
+        if span is None:
+            see(Watched(layer, queries, key, value, given, softmax))
+        return packed_attention(queries, key, value, softmax, documents, span).flatten(1, 2)
+
+    modules = attention_modules(model)
+    attached = {m: _served.pop(m, None) for m in modules}
+    try:
+        with _serving(model, [serve] * len(spans)), _inputs_kept(modules if inputs else [], kept):
+            yield
+    finally:
+        _served.update({m: f for m, f in attached.items() if f is not None})
 
 
 def hide_loading_bar() -> None:

@@ -1,13 +1,14 @@
 """Prompts on their way through the decode loop: checked before anything runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from kvpolicies.budget import Budget
+from kvpolicies.charging import charged
 from kvpolicies.errors import UserError
-from kvpolicies.policy import Policy, whole
+from kvpolicies.policy import Geometry, Policy, whole
 from kvpolicies.sampling import Sampling
 
 
@@ -38,10 +39,10 @@ class Request:
         """Prompt tokens not yet processed."""
         return max(0, len(self.prompt) - self.fed)
 
-    def next_tokens(self, n: int) -> list[int]:
-        """The next n tokens to feed: prompt first, then what was generated."""
-        end = self.fed + n - len(self.prompt)
-        return self.prompt[self.fed : self.fed + n] if self.waiting else self.tokens[end - n : end]
+    def next_token(self, step: int) -> int:
+        """The token to feed `step` decode steps from now: known beforehand only if forced."""
+        tokens = self.tokens if step == 0 else (self.forced or [])
+        return tokens[len(self.tokens) + step - 1]
 
 
 def admit(
@@ -52,8 +53,12 @@ def admit(
     sampling: Sampling,
     identities: Sequence[int],
     forced: Sequence[Sequence[int]] | None,
+    charge: Geometry | None = None,
 ) -> list[Request]:
     """One request a prompt.
+
+    Args:
+        charge: the model's sizes, where the policy's state is charged to its budget.
 
     Raises:
         UserError: for an empty prompt, a limit below one, lists of unequal length, a budget that
@@ -76,11 +81,11 @@ def admit(
             )
         if len(prompt) == 0:
             raise UserError(f"prompt {i} has no tokens; every prompt needs at least one")
-        if policy.evicts:
-            length = len(prompt) + asked[i]  # a ratio's, even where less is forced
-            own = policy.grant(Budget.parse(budget, length=length), len(prompt), limits[i])
-        else:
-            own = Budget(len(prompt) + limits[i], sinks=0, window=0)
+        # A ratio is one of all that was asked for, even where less is forced.
+        own = in_force(policy, budget, len(prompt), limits[i], len(prompt) + asked[i])
+        if charge and policy.evicts:
+            longest = replace(charge, length=len(prompt) + limits[i])
+            own = charged(policy, own, longest)
         goal = None if forced is None else [int(t) for t in forced[i]]
         random = sampling.generator(identities[i])
         ids = [int(t) for t in prompt]
@@ -96,6 +101,22 @@ def _asked(max_new_tokens: int | Sequence[int], n: int) -> list[int]:
     if len(asked) != n:
         raise UserError(f"{len(asked)} values of max_new_tokens given for {n} prompts")
     return asked
+
+
+def in_force(
+    policy: Policy, budget: Budget | str | int, prompt: int, limit: int, length: int
+) -> Budget:
+    """The budget of one sequence: what the policy grants, or room for all if it never evicts.
+
+    Args:
+        limit: most new tokens. length: what a ratio is taken of.
+
+    Raises:
+        UserError: for an impossible budget.
+    """
+    if not policy.evicts:
+        return Budget(prompt + limit, sinks=0, window=0)
+    return policy.grant(Budget.parse(budget, length=length), prompt, limit)
 
 
 def _limits(asked: list[int], forced: Sequence[Sequence[int]] | None) -> list[int]:

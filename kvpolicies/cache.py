@@ -20,6 +20,7 @@ from kvpolicies.errors import UserError
 from kvpolicies.layer import SlotLayer
 from kvpolicies.policy import Geometry, Policy
 from kvpolicies.sliding import Sliding, sliding_budget
+from kvpolicies.store import SlotStore
 
 
 class _Passing(CacheLayerMixin):
@@ -100,6 +101,7 @@ class FixedBudgetCache(Cache):
 
         self.policy = resolve(policy)
         self.shape = inspect_model(model, self.policy)
+        self.policy.check_model(model)
         self.ropes = find_ropes(model)
         one = isinstance(budget, str | int | Budget)
         self.budgets: list[Budget] = [Budget.parse(budget)] if one else list(budget)
@@ -116,6 +118,7 @@ class FixedBudgetCache(Cache):
             raise UserError("FixedBudgetCache: a trace needs max_length, the longest sequence")
         self.max_length, self.trace_length = max_length, max_length if trace else 0
         self.slot_layers: list[SlotLayer] = []
+        self.stores: list[SlotStore] = []
         # (rows, real tokens a row) of the next forward, when kvpolicies' own loop runs it.
         self.scheduled: tuple[list[int], list[int]] | None = None
         # A decode step of fixed shapes, while it runs (fixed.py).
@@ -147,14 +150,19 @@ class FixedBudgetCache(Cache):
         geometry = Geometry(
             rows, s.heads, s.groups, self.slots, s.head_dim, dtype, device, self.max_length
         )
-        self.slot_layers = []
+        self.slot_layers, self.stores = [], []
+        store_of: dict[int | None, SlotStore] = {}
         for i, (rope, span) in enumerate(zip(self.ropes, s.spans, strict=True)):
             own, policy = geometry, self.policy
             if span is not None:
                 most = sliding_budget(span).total
                 own = replace(geometry, slots=min(most, self.max_length or most))
                 policy = Sliding()
-            self.slot_layers.append(SlotLayer(own, policy, i, rope, self.trace_length, span))
+            if span not in store_of:
+                store_of[span] = SlotStore(s.spans.count(span), own, policy, self.trace_length)
+            layer = SlotLayer(own, policy, i, rope, self.trace_length, span, store_of[span])
+            self.slot_layers.append(layer)
+        self.stores = list(store_of.values())
         rotates = self.policy.needs_rope or self.policy.rerotates
         if self.max_length and rotates and device.type != "meta":
             for rope in self.ropes:  # what cannot be rotated so far is refused now, not on the way
@@ -190,6 +198,12 @@ class FixedBudgetCache(Cache):
         """Tokens of a prompt to bring in the row's next forward, `remaining` still to come."""
         return self._evicting[0].room(row, remaining)[1]
 
+    def make_room(self, rows: int) -> None:
+        """Makes room for one more token of the first `rows` rows, in all layers, where it lacks."""
+        for store in self.stores:
+            layer = store.members[0]
+            store.make_room(slice(0, rows), [layer.room(row, 1)[0] for row in range(rows)])
+
     def max_slots(self, row: int) -> int:
         """The most slots that any head has held for the row's sequence.
 
@@ -215,7 +229,6 @@ class FixedBudgetCache(Cache):
         )
 
     def check_scores(self) -> None:
-        """Raises UserError if a policy produced NaN (waits for the device, once for all layers)."""
-        if bool(torch.stack([layer.bad_score for layer in self.slot_layers]).any()):
-            for layer in self.slot_layers:
-                layer.check_scores()
+        """Raises UserError if a policy produced NaN (waits for the device)."""
+        for store in self.stores:
+            store.check_scores()

@@ -18,6 +18,7 @@ COMMANDS = {
         "kvpolicies.eval.commands.replay",
         "check a recorded trace by one masked dense forward",
     ),
+    "train": ("kvpolicies.train.command", "train the scorer of a learned policy"),
 }
 
 

@@ -7,18 +7,18 @@ from torch import Tensor
 def choose_victims(
     scores: Tensor, positions: Tensor, newest: Tensor, sinks: int, window: int, n_drop: int
 ) -> Tensor:
-    """The `n_drop` lowest-scored unprotected slots of each head.
+    """The `n_drop` lowest-scored unprotected slots of each head; Y = layers.
 
     Protected are positions < `sinks` and the `window` newest ones. Of equal scores the larger
     position stays: decided exactly, by sorting on (score, position) as one integer.
 
     Args:
-        scores: [B, H, L] float32, higher stays.
-        positions: [B, H, L] int32, distinct within a head.
+        scores: [Y, B, H, L] (or [B, H, L]) float32, higher stays.
+        positions: as scores, int32, distinct within a head.
         newest: [B] position of the last processed token.
 
     Returns:
-        [B, H, n_drop] int64 slots, in no particular order.
+        [Y, B, H, n_drop] int64 slots, in no particular order.
     """
     protected = (positions < sinks) | (positions > newest[:, None, None] - window)
     # + 0.0 turns -0.0 into 0.0, which must tie with it.

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo import config as dynamo
 
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.errors import UserError
@@ -23,6 +22,7 @@ from kvpolicies.kernels.attention import Visible, slot_attention, slot_attention
 from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.layer import SlotLayer
 from kvpolicies.policy import Policy, Step
+from kvpolicies.transfer import on_device
 
 MODES = ("eager", "fixed", "graph", "compiled")
 """`eager`: what is filled, as it is; `fixed`: fixed shapes, run eagerly; `graph`: these in a CUDA
@@ -41,10 +41,9 @@ class FixedStep:
     """
 
     def __init__(self, cache: FixedBudgetCache, rows: int, forward: Forward, mode: str):
-        self.cache, self.rows, self.forward, self.mode = cache, rows, forward, mode
+        self.cache, self.rows = cache, rows
         device = cache.slot_layers[0].positions.device
         self.tokens, self.positions = torch.zeros(2, rows, 1, dtype=torch.long, device=device)
-        self.row = torch.arange(rows, device=device)[:, None]
         # Full layers fill alike, and so do sliding ones: two tensors name all slots.
         self.slots = {
             sliding: torch.zeros(rows, 1, dtype=torch.long, device=device)
@@ -55,27 +54,24 @@ class FixedStep:
         self._in_graph = mode != "fixed" and device.type == "cuda"
         self._graph: Any = None
         self._logits: Tensor | None = None
-        self._run = torch.compile(forward, dynamic=False) if mode == "compiled" else forward
+        self._run = _compiled(forward) if mode == "compiled" else forward
 
-    def step(self, tokens: Sequence[int] | Tensor, seen: Sequence[int]) -> Tensor:
-        """One token of each of the first A rows; logits [A, V], float32.
+    def step(self, tokens: Tensor, seen: Sequence[int]) -> Tensor:
+        """One token [A] of each of the first A rows; logits [A, V], float32.
 
         `seen` are the tokens that each row has processed so far, which is the new one's position.
         """
         active = len(seen)
         part = slice(0, active)
-        for layer in self.cache.slot_layers:
-            layer.make_room(part, [layer.room(row, 1)[0] for row in range(active)])
+        self.cache.make_room(active)
         idle = [0] * (self.rows - active)
         device = self.tokens.device
-        self.tokens[:active, 0] = torch.as_tensor(tokens, device=device)
-        self.positions[:, 0] = torch.tensor([*seen, *idle], device=device)
-        for sliding, slots in self.slots.items():
-            layer = next(
-                (y for y in self.cache.slot_layers if (y.span is not None) == sliding), None
-            )
-            if layer is not None:
-                slots[:, 0] = torch.tensor([*layer.lengths[part], *idle], device=device)
+        self.tokens[:active, 0] = tokens
+        self.positions[:, 0] = on_device([*seen, *idle], device)
+        for store in self.cache.stores:
+            layer = store.members[0]
+            held = on_device([*layer.lengths[part], *idle], device)
+            self.slots[layer.span is not None][:, 0] = held
         self.cache.fixed = self
         try:
             logits = self._replayed() if self._in_graph else self._call()
@@ -83,13 +79,17 @@ class FixedStep:
             self.cache.fixed = None
         for layer in self.cache.slot_layers:
             layer.count(part, 1)
-            weights = self.weights.get(layer.index)
-            view = layer.view(part)
-            if weights is not None:
-                weights = weights[part, ..., : view.positions.shape[2]]
-            queries = self.queries[layer.index][part]
-            layer.policy.observe(view, Step(queries, self.positions[part], weights))
+            if layer.policy.observes:
+                self._observe(layer, part)
         return logits[part].float()
+
+    def _observe(self, layer: SlotLayer, part: slice) -> None:
+        view = layer.view(part)
+        weights = self.weights.get(layer.index)
+        if weights is not None:
+            weights = weights[part, ..., : view.positions.shape[2]]
+        queries = self.queries[layer.index][part]
+        layer.policy.observe(view, Step(queries, self.positions[part], weights))
 
     def attend(
         self, layer: SlotLayer, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax
@@ -123,9 +123,7 @@ class FixedStep:
         # Cleared here, so that a compiled forward always meets them empty.
         self.queries.clear()
         self.weights.clear()
-        # Every generation has a cache of its own, hence a compilation of its own.
-        with dynamo.patch(recompile_limit=1 << 10, accumulated_recompile_limit=1 << 12):
-            return self._run(self.tokens, self.positions)
+        return self._run(self.tokens, self.positions)
 
     def _replayed(self) -> Tensor:
         """The graph's logits; captured at the first call, after warming up."""
@@ -144,6 +142,20 @@ class FixedStep:
         return self._logits
 
 
+def _compiled(forward: Forward) -> Forward:
+    """`forward` by torch.compile; dynamo is imported only here, for it takes its time."""
+    from torch._dynamo import config
+
+    run = torch.compile(forward, dynamic=False)
+
+    def within_limits(tokens: Tensor, positions: Tensor) -> Tensor:
+        # Every generation has a cache of its own, hence a compilation of its own.
+        with config.patch(recompile_limit=1 << 10, accumulated_recompile_limit=1 << 12):
+            return run(tokens, positions)
+
+    return within_limits
+
+
 class FixedSteps:
     """The decode steps of all buckets, made when first needed."""
 
@@ -151,7 +163,7 @@ class FixedSteps:
         self.cache, self.forward, self.mode = cache, forward, mode
         self._steps: dict[int, FixedStep] = {}
 
-    def step(self, tokens: Sequence[int], seen: Sequence[int]) -> Tensor:
+    def step(self, tokens: Tensor, seen: Sequence[int]) -> Tensor:
         """See `FixedStep.step`."""
         rows = bucket(len(seen), self.cache.slot_layers[0].geometry.rows)
         if rows not in self._steps:

@@ -1,23 +1,19 @@
 """One layer of the cache: fixed slots, each KV head with its own set, evicted in place."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
-from itertools import groupby
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
-from kvpolicies.eviction import choose_victims
-from kvpolicies.kernels.compact import compact
 from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.policy import Geometry, Policy, View
 from kvpolicies.rope import Rope
+from kvpolicies.store import SlotStore
 from kvpolicies.trace import NEVER
-
-Key = TypeVar("Key")
+from kvpolicies.transfer import counting
 
 
 class SlotLayer:
@@ -27,12 +23,13 @@ class SlotLayer:
     counts live on the host, so that no step waits for the device.
 
     Args:
-        geometry: sizes; every tensor is allocated here.
+        geometry: sizes.
         policy: who decides what goes.
         index: the layer's number in the model.
         rope: the model's rotation at this layer.
         trace_length: record eviction times of so many positions.
         span: tokens that a query looks back, itself included (a sliding window); None = all.
+        store: where the tensors lie, beside those of like layers; default: in one of its own.
 
     Attributes:
         keys, values: [B, H, C, D]. positions: [B, H, C] int32, -1 = empty.
@@ -49,30 +46,25 @@ class SlotLayer:
         rope: Rope,
         trace_length: int = 0,
         span: int | None = None,
+        store: SlotStore | None = None,
     ):
         g = geometry
         self.span, self.softmax = span, Softmax(g.head_dim**-0.5)
         self.geometry, self.policy, self.index, self.rope = g, policy, index, rope
-        shape = (g.rows, g.heads, g.slots, g.head_dim)
-        self.keys = torch.zeros(shape, dtype=g.dtype, device=g.device)
-        self.values = torch.zeros(shape, dtype=g.dtype, device=g.device)
-        self.positions = torch.full(shape[:3], -1, dtype=torch.int32, device=g.device)
+        self.store = store or SlotStore(1, geometry, policy, trace_length)
+        self.place = len(self.store.members)
+        self.store.members.append(self)
+        self.keys, self.values = self.store.keys[self.place], self.store.values[self.place]
+        self.positions = self.store.positions[self.place]
         self.state = policy.init_state(g)
-        self.slot_state = {
-            name: torch.zeros(shape[:3], dtype=dtype, device=g.device)
-            for name, dtype in policy.slot_tensors.items()
-        }
+        self.slot_state = {name: t[self.place] for name, t in self.store.slot_state.items()}
+        times = self.store.eviction_times
+        self.eviction_times = None if times is None else times[self.place]
         self.lengths, self.seen, self.peak = [0] * g.rows, [0] * g.rows, [0] * g.rows
         self.counters: list[dict[str, int]] = [{} for _ in range(g.rows)]
         self.budgets: list[Budget | None] = [None] * g.rows
         self.seeds = [0] * g.rows
         self.futures: list[Any] = [None] * g.rows
-        self.eviction_times: Tensor | None = None
-        if trace_length:
-            times = (g.rows, g.heads, trace_length)
-            self.eviction_times = torch.full(times, NEVER, dtype=torch.int32, device=g.device)
-        # Set on the device when a score is NaN; read by the host when it waits anyway.
-        self.bad_score = torch.zeros((), dtype=torch.bool, device=g.device)
 
     def reset(self, row: int, budget: Budget, seed: int, future: Any = None) -> None:
         """Empties a row for a new sequence; nothing of the old one can be seen any more."""
@@ -156,47 +148,15 @@ class SlotLayer:
             self.peak[i] = max(self.peak[i], self.lengths[i])
 
     def make_room(self, rows: slice, drops: Sequence[int]) -> None:
-        """Evicts `drops[i]` slots of every head of each row; 0 leaves a row alone."""
-        todo = [(n, self.lengths[rows.start + i] if n else 0) for i, n in enumerate(drops)]
-        for first, last, (n_drop, length) in runs(todo):
-            if n_drop:
-                self._evict(slice(rows.start + first, rows.start + last), n_drop, length)
+        """Evicts `drops[i]` slots of every head of each row of this layer alone."""
+        self.store.make_room(rows, drops, slice(self.place, self.place + 1))
 
-    def _evict(self, rows: slice, n_drop: int, length: int) -> None:
-        view = self.view(rows)
-        scores = self.policy.scores(view)
-        self.bad_score |= scores.isnan().any()
-        if self.geometry.device.type == "cpu":
-            self.check_scores()
-        victims = [
-            choose_victims(
-                scores[a:b],
-                view.positions[a:b],
-                view.newest[a:b],
-                *self.policy.protection(budget, n_drop),
-                n_drop,
-            )
-            for a, b, budget in runs(view.budgets)
-        ]
-        victims = victims[0] if len(victims) == 1 else torch.cat(victims)
-        if self.eviction_times is not None:
-            gone = view.positions.gather(2, victims).long()
-            when = torch.tensor(view.seen, dtype=torch.int32, device=gone.device)
-            self.eviction_times[rows].scatter_(2, gone, when[:, None, None].expand(gone.shape))
-        stored = [self.keys, self.values, self.positions, *self.slot_state.values()]
-        compact([t[rows] for t in stored], victims, length)
-        self.positions[rows, :, length - n_drop : length] = -1
+    def shrink(self, rows: slice, n: int) -> None:
+        """n slots of each row are gone; tells the policy."""
         for i in range(rows.start, rows.stop):
-            self.lengths[i] -= n_drop
-        self.policy.evicted(self.view(rows))
-
-    def check_scores(self) -> None:
-        """Raises UserError if any score so far was NaN (waits for the device)."""
-        if bool(self.bad_score):
-            raise UserError(
-                f"policy {self.policy}: NaN in a score at layer {self.index}; the model's queries "
-                "or keys are not finite (try a wider dtype such as bfloat16 or float32)"
-            )
+            self.lengths[i] -= n
+        if type(self.policy).evicted is not Policy.evicted:
+            self.policy.evicted(self.view(rows))
 
     def view(self, rows: slice) -> View:
         """What a policy may see of some rows; tensors are views into this layer."""
@@ -237,19 +197,4 @@ class SlotLayer:
 
     def counting(self, starts: Sequence[int], n: int) -> Tensor:
         """[len(starts), n] int64: row i counts starts[i], starts[i] + 1, ..."""
-        return _counting(tuple(starts), n, self.geometry.device)
-
-
-@lru_cache(maxsize=32)
-def _counting(starts: tuple[int, ...], n: int, device: torch.device) -> Tensor:
-    # All layers of a forward ask for the same numbers: made once, never written to.
-    return torch.tensor(starts, device=device)[:, None] + torch.arange(n, device=device)
-
-
-def runs(items: Iterable[Key]) -> Iterator[tuple[int, int, Key]]:
-    """Maximal runs of equal neighbours: (first, last + 1, item). Runs are slices, hence views."""
-    start = 0
-    for key, group in groupby(items):
-        stop = start + sum(1 for _ in group)
-        yield start, stop, key
-        start = stop
+        return counting(starts, n, self.geometry.device)

@@ -36,6 +36,14 @@ class NewestQueries(Policy):
         """See `batched_drop`."""
         return batched_drop(self.every, budget)
 
+    def must_exceed_window(self, budget: Budget) -> None:
+        """Raises UserError if a paper's rule finds no slot beside its own observation window."""
+        if budget.total <= self.observed:
+            raise UserError(
+                f"{self}: budget {budget.total} must be larger than its {self.observed} "
+                "observation queries"
+            )
+
     def init_state(self, geometry: Geometry) -> dict[str, Tensor]:
         """An empty ring for every row."""
         g = geometry

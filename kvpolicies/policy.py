@@ -22,6 +22,7 @@ from torch import Tensor
 from kvpolicies.budget import Budget
 from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.rope import Rope
+from kvpolicies.transfer import counting, on_device
 
 Scores = Float[Tensor, "B H L"]
 
@@ -91,14 +92,13 @@ class View:
     """Each row's recording of the run to come (`needs_future`; see recording.py), else None."""
 
     @property
-    def scale(self) -> float:
-        """Multiplies products of queries and keys."""
-        return self.softmax.scale
-
-    @property
     def newest(self) -> Int[Tensor, "B"]:
         """Position of each row's last processed token."""
-        return torch.tensor([n - 1 for n in self.seen], device=self.keys.device)
+        return on_device(self.seen, self.keys.device) - 1
+
+    def newest_slots(self, n: int) -> Int[Tensor, "B n"]:
+        """Slots of each row's n newest tokens, in `observe` of these tokens; alike in all heads."""
+        return counting([length - n for length in self.lengths], n, self.keys.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +124,17 @@ class Policy:
     slot_tensors: ClassVar[Mapping[str, torch.dtype]] = MappingProxyType({})
     """Slot-aligned tensors [B, H, C] to keep; zero for a new token, moved with its slot."""
 
+    def check_model(self, model: Any) -> None:
+        """Raises UserError if the policy cannot run on this model: its scorer is another's."""
+
+    @property
+    def made_for(self) -> str | None:
+        """The one model, by its name in studies, that this policy runs on as it is; None = any.
+
+        "" stands for none: an option is missing, such as a scorer.
+        """
+        return None
+
     def grant(self, budget: Budget, prompt: int, limit: int) -> Budget:
         """The budget in force for a prompt of so many tokens and at most `limit` new ones.
 
@@ -136,8 +147,16 @@ class Policy:
         """Whether `grant` was asked to follow the paper's rule instead of the common budget."""
         return type(self).grant is not Policy.grant and bool(getattr(self, "faithful", False))
 
+    @property
+    def observes(self) -> bool:
+        """Whether `observe` does anything."""
+        return type(self).observe is not Policy.observe
+
     def full_at(self, budget: Budget, seen: int) -> int:
-        """Slots at which a row that processed `seen` tokens must make room for the next."""
+        """Slots at which a row that processed `seen` tokens must make room for the next.
+
+        Once it has, it holds fewer.
+        """
         return budget.total
 
     def drop(self, budget: Budget) -> int:

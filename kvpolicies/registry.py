@@ -29,6 +29,10 @@ POLICIES = {
     "lazy": "kvpolicies.baselines.lazy:Lazy",
     "oracle": "kvpolicies.baselines.oracle:Oracle",
     "beacon": "kvpolicies.beacon.policy:Beacon",
+    "kvpop": "kvpolicies.learned.kvpop:KVpop",
+    "kvpop_mlp": "kvpolicies.learned.kvpop:KVpopMLP",
+    "dms": "kvpolicies.learned.dms:DMS",
+    "trimkv": "kvpolicies.learned.trimkv:TrimKV",
 }
 
 

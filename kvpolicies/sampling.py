@@ -53,18 +53,19 @@ class Sampling:
 
 def choose(
     logits: Tensor, chain: LogitsProcessorList, greedy: bool, randoms: list[np.random.Generator]
-) -> list[int]:
-    """One token a row.
+) -> Tensor:
+    """One token a row, [A] int64 on the logits' device, which is not waited for.
 
     Args:
         logits: [A, V] float32.
         randoms: each row's generator; one number is drawn from each unless `greedy`.
     """
     if greedy:
-        return logits.argmax(dim=-1).tolist()
+        return logits.argmax(dim=-1)
     history: Any = torch.empty(logits.shape[0], 0, dtype=torch.long)  # none of ours reads it
     mass = chain(history, logits).double().softmax(dim=-1).cumsum(dim=-1)
     drawn = torch.tensor([r.random() for r in randoms], dtype=torch.float64)
-    target = drawn.to(mass.device)[:, None] * mass[:, -1:]
+    if mass.is_cuda:
+        drawn = drawn.pin_memory().to(mass.device, non_blocking=True)
     # right=True: a number equal to a cumulative mass belongs to the next token with any mass.
-    return torch.searchsorted(mass, target, right=True)[:, 0].tolist()
+    return torch.searchsorted(mass, drawn[:, None] * mass[:, -1:], right=True)[:, 0]

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from kvpolicies.kernels.attention import Visible, slot_attention, slot_attention_with_weights
 from kvpolicies.kernels.softmax import Softmax
-from kvpolicies.layer import SlotLayer, runs
+from kvpolicies.layer import SlotLayer
 from kvpolicies.policy import Step, View
+from kvpolicies.store import runs
 
 # Attention weights, where a policy asks for them, are made for so many (query, slot) pairs a row.
 WEIGHTS_A_ROW = 1 << 22
@@ -34,7 +35,7 @@ class Tokens:
     keys: Tensor  # [A, H, T, D]
     values: Tensor  # [A, H, T, D]
     inputs: Tensor | None  # [A, T, E]
-    softmax: Softmax | float  # a float is its scale alone
+    softmax: Softmax
 
     def part(self, rows: slice, columns: slice) -> "Tokens":
         """The tokens of some rows and columns, as views."""
@@ -58,8 +59,7 @@ def process(layer: SlotLayer, tokens: Tokens, rows: Sequence[int], counts: Seque
     Returns:
         [A, H, G, T, D], without gradient; zeros where the query is padding.
     """
-    softmax = tokens.softmax
-    layer.softmax = softmax if isinstance(softmax, Softmax) else Softmax(softmax)
+    layer.softmax = tokens.softmax
     out = torch.zeros_like(tokens.queries)
     width = out.shape[3]
     left = list(counts)
@@ -108,7 +108,8 @@ def _step(layer: SlotLayer, tokens: Tokens, rows: slice, drops: list[int]) -> Te
         )
     else:
         out, weights = slot_attention(queries, keys, view.values, visible, layer.softmax), None
-    layer.policy.observe(view, Step(tokens.queries, positions, weights, tokens.inputs))
+    if layer.policy.observes:
+        layer.policy.observe(view, Step(tokens.queries, positions, weights, tokens.inputs))
     return out
 
 

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import Tensor
 
-from kvpolicies.kernels import backend, decode, observe
+from kvpolicies.kernels import backend, causal, compact, decode, fps, future, observe, redundancy
 from kvpolicies.kernels.softmax import Softmax
 
 Row = dict[str, Any]
@@ -100,6 +100,17 @@ def _cases(
     held = torch.arange(length, device=device, dtype=torch.int32).repeat(b, h, 1)
     softmax, keys = Softmax(d**-0.5), k.numel() * k.element_size()
     one = q[:, :, :, :1]
+    all_q = torch.randn(b, h, g, length, d, device=device, dtype=dtype)
+    with backend.backend("torch"):
+        lse = causal.causal_lse(all_q, k, softmax)
+    read = keys + all_q.numel() * all_q.element_size()
+    gone = torch.rand(b, h, length, device=device).argsort(-1)[..., : max(1, length // 8)]
+
+    def refilled() -> Tensor:
+        held = k.clone()
+        compact.compact([held], gone, length)
+        return held[:, :, : length - gone.shape[2]]
+
     return [
         (
             "observation scores",
@@ -111,7 +122,42 @@ def _cases(
             lambda: decode.decode_attention(one, k, v, None, softmax).out,
             2 * keys,
         ),
+        ("farthest points", lambda: fps.farthest_points(q.float(), max(1, n // 2)), 4 * q.numel()),
+        ("redundancy", lambda: redundancy.key_redundancy(k, held), 2 * keys),
+        ("compaction and a copy", refilled, 2 * keys),
+        ("causal lse", lambda: causal.causal_lse(all_q, k, softmax), read),
+        (
+            "future mass",
+            lambda: future.future_log_mass(all_q, k, lse, softmax, n).exp(),
+            read,
+        ),
     ]
+
+
+def foresight(clock: Clock, dry: bool) -> Iterator[Row]:
+    """The passes that make a training target, against causal attention on the same tokens."""
+    length, heads, groups, d = (40, 1, 2, 32) if dry else (16384, 8, 4, 128)
+    dtype = torch.float32 if dry else torch.bfloat16
+    q = torch.randn(1, heads, groups, length, d, device=clock.device, dtype=dtype)
+    k = torch.randn(1, heads, length, d, device=clock.device, dtype=dtype)
+    flat, wide = q.flatten(1, 2), k.repeat_interleave(groups, dim=1)
+    softmax = Softmax(d**-0.5)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    attention = clock.ms(lambda: attend(flat, wide, wide, is_causal=True))
+    with backend.backend("triton"):
+        lse = causal.causal_lse(q, k, softmax)
+        passes = {
+            "causal lse": lambda: causal.causal_lse(q, k, softmax),
+            "future mass": lambda: future.future_log_mass(q, k, lse, softmax, 16 if dry else 256),
+        }
+        for name, run in passes.items():
+            ms = clock.ms(run)
+            yield {
+                "check": f"{name} of {length} tokens, {heads * groups} heads",
+                "ok": dry or ms < 1.3 * attention,
+                "ms": round(ms, 4),
+                "of causal attention": round(ms / attention, 3),
+            }
 
 
 def _compared(
@@ -230,6 +276,7 @@ def main() -> int:
     with torch.no_grad():
         for part in (
             kernels(clock, args.dry_run, copied),
+            foresight(clock, args.dry_run),
             graphs(clock, args.dry_run),
             decoding(clock, args.dry_run),
         ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -17,3 +19,22 @@ def reference() -> ModuleType:
     from tests.reference import api
 
     return api
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A hub without network, that has random scorers (tests/support/scorers.py)."""
+    import huggingface_hub
+
+    root: list[Path] = []
+
+    def download(name: str, **options: object) -> str:
+        from tests.support import scorers
+
+        if not root:
+            root.append(tmp_path_factory.mktemp("hub"))
+        return scorers.download(root[0], name, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(huggingface_hub, "snapshot_download", download)
+        yield

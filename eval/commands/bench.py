@@ -3,12 +3,12 @@
     kvpolicies bench                                       a small Qwen3, three policies
     kvpolicies bench --random qwen3-4b --memory 80GB --predict-only
     kvpolicies bench --model smollm2 --policies beacon,rkv --budgets 256 --batch-sizes 1,4
+    kvpolicies bench --requests 64 --tail 50:2000 --batch-sizes 16 --policies streaming
 
 Rows are written as they are measured; the same command again measures what is missing.
 """
 
 import argparse
-import csv
 import json
 import os
 import re
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpolicies.errors import UserError
+from kvpolicies.eval.bench_table import print_table, write_csv
 
 _DTYPES = ("float32", "bfloat16", "float16")
 RESULTS, RUN, TABLE = "bench.jsonl", "run.json", "bench.csv"
@@ -40,6 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", default="float32", help="float32, bfloat16, float16")
     add("--device", default="auto", help="auto, cpu, cuda")
     add("--memory", default="80GB", help="memory to fill when asking for the largest batch")
+    add("--step", default="auto", help="how decode steps run: auto, eager, fixed, graph, compiled")
+    add("--requests", type=int, metavar="N", help="instead: N requests in a queue, finished rows "
+        "replaced, against static batches")  # fmt: skip
+    add("--tail", default="50:2000", help="their shortest and longest number of new tokens")
     add("--no-split", action="store_true", help="leave out where a step's time goes")
     add("--predict-only", action="store_true", help="memory by arithmetic; nothing is run")
     add("--out", default="results/bench", help="folder for bench.csv, bench.jsonl, run.json, plots")
@@ -49,20 +54,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures what is missing, writes and prints the table."""
-    from kvpolicies.eval.bench import Load, Row, measure_all
+    from kvpolicies.eval.bench import Load, Row, measure
     from kvpolicies.eval.provenance import environment, make_folder
 
     policies, budgets = split_specs(args.policies), args.budgets.split(",")
     loads = [Load(n, args.prompt, args.new) for n in _numbers(args.batch_sizes, "--batch-sizes")]
     for name in ("prompt", "new", "repeats"):
-        if getattr(args, name) < (2 if name == "new" else 1):
+        if getattr(args, name) < (3 if name == "new" else 1):
             raise UserError(f"--{name} {getattr(args, name)}: too small")
     memory = parse_bytes(args.memory)
     _check(args, policies, budgets)
     out = Path(args.out)
     if args.predict_only:
-        _print(_predicted(args, policies, budgets, loads, memory))
+        print_table(_predicted(args, policies, budgets, loads, memory))
         return 0
+    if args.requests is not None:
+        return _queue(args, policies, budgets, loads)
     asked = _asked(out, args)
     model = _model(args)
     make_folder(out)
@@ -77,17 +84,49 @@ def run(args: argparse.Namespace) -> int:
             shown = "" if policy in ("full", "transformers") else budget
             if (policy, shown, load.batch) in done:
                 continue
-            (row,) = measure_all(model, [policy], [budget], [load], repeats=args.repeats,
-                                 with_split=not args.no_split, memory=memory)  # fmt: skip
+            row = measure(
+                model,
+                policy,
+                budget,
+                load,
+                repeats=args.repeats,
+                step=args.step,
+                with_split=not args.no_split,
+                memory=memory,
+            )
             file.write(json.dumps(asdict(row)) + "\n")
             file.flush()
             os.fsync(file.fileno())
             rows.append(row)
     flat = [row.flat() for row in rows]
-    _write_csv(out / TABLE, flat)
+    write_csv(out / TABLE, flat)
     _plots(out, rows, model)
-    _print(flat)
+    print_table(flat)
     print(f"\n{len(flat)} rows. Table: {out / TABLE}")
+    return 0
+
+
+def _queue(
+    args: argparse.Namespace, policies: list[str], budgets: list[str], loads: list[Any]
+) -> int:
+    """Requests of many lengths, served both ways."""
+    from rich import print as say
+
+    from kvpolicies.eval.provenance import environment, make_folder
+    from kvpolicies.eval.replacement import Queue, parse_tail, serve
+
+    if args.requests < 1 or "transformers" in policies:
+        raise UserError("--requests: needs at least one, and policies of ours alone")
+    queues = [Queue(args.requests, *parse_tail(args.tail), args.prompt, x.batch) for x in loads]
+    out, model, rows = Path(args.out), _model(args), []
+    make_folder(out)
+    for queue in queues:
+        for policy in policies:
+            for budget in budgets:
+                rows.append(serve(model, policy, budget, queue, args.step, say).flat())
+                record = {"queue": vars(queue), "rows": rows, "environment": environment()}
+                (out / "queue.json").write_text(json.dumps(record, indent=2) + "\n")
+    print_table(rows)
     return 0
 
 
@@ -115,11 +154,14 @@ def _check(args: argparse.Namespace, policies: list[str], budgets: list[str]) ->
     """Refuses what cannot run, before anything is loaded or written."""
     from kvpolicies.budget import Budget
     from kvpolicies.eval import models
+    from kvpolicies.fixed import MODES
     from kvpolicies.registry import resolve
 
     if args.dtype not in _DTYPES:
         raise UserError(f"--dtype {args.dtype!r}: expected {', '.join(_DTYPES)}")
     models.check_device(args.device)
+    if args.step not in ("auto", *MODES):
+        raise UserError(f"--step {args.step!r}: expected auto, {', '.join(MODES)}")
     if not policies:
         raise UserError("--policies: none given")
     for budget in budgets:
@@ -199,7 +241,8 @@ def _predicted(
 
 def _asked(out: Path, args: argparse.Namespace) -> dict[str, Any]:
     """What all rows of a folder share; a folder that holds another bench is refused."""
-    keys = ("model", "random", "prompt", "new", "repeats", "dtype", "device", "memory", "no_split")
+    keys = ("model", "random", "prompt", "new", "repeats", "step", "dtype", "device", "memory",
+            "no_split")  # fmt: skip
     asked = {key: getattr(args, key) for key in keys}
     if (out / RUN).exists():
         try:
@@ -223,40 +266,8 @@ def _known(path: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path} cannot be read; choose another --out") from None
 
 
-def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def _plots(out: Path, rows: list[Any], model: Any) -> None:
     from kvpolicies.eval.bench_plots import memory_against_length, throughput_against_batch
 
     throughput_against_batch(out / "throughput.png", rows)
     memory_against_length(out / "memory.png", rows, model)
-
-
-def _print(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)
-    table = Table(box=None)
-    for index, heading in enumerate(rows[0]):
-        table.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*[_shown(key, value) for key, value in row.items()])
-    console.print(table)
-
-
-def _shown(key: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    if key.startswith("share_"):
-        return f"{100 * value:.1f} %"
-    if key.endswith("_bytes") or key in ("weights", "cache", "state", "logits", "total"):
-        return f"{value / 1e6:,.1f} MB"
-    return f"{value:,}" if isinstance(value, int) else str(value)

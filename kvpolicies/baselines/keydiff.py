@@ -1,20 +1,47 @@
 """keydiff: keys unlike the others stay (arXiv 2504.15364)."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
-import torch.nn.functional as F
+import torch
 
-from kvpolicies.policy import Policy, Scores, View
+from kvpolicies.budget import Budget
+from kvpolicies.policy import Policy, Scores, Step, View, batched_drop, whole
+
+EPS = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeyDiff(Policy):
-    """Score = minus the cosine of a key to the mean of the normalised cached keys."""
+    """Score = minus the cosine of a key to the mean of the normalised cached keys.
+
+    The mean moves with every token, so all keys are read twice at each eviction: `every` sets how
+    many tokens lie between two (at most an eighth of the budget).
+    """
 
     name = "keydiff"
     source = "KeyDiff, arXiv 2504.15364"
+    slot_tensors = MappingProxyType({"inverse_norm": torch.float32})
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        whole(self.every, 1, "keydiff: every")
+
+    def drop(self, budget: Budget) -> int:
+        """See `batched_drop`."""
+        return batched_drop(self.every, budget)
+
+    def observe(self, view: View, step: Step) -> None:
+        """A key's norm does not change: it is taken once."""
+        slots = view.newest_slots(step.positions.shape[1])
+        slots = slots[:, None].expand(*view.keys.shape[:2], -1)
+        new = view.keys.gather(2, slots[..., None].expand(*slots.shape, view.keys.shape[3]))
+        norm = new.float().norm(dim=-1).clamp_min(EPS)
+        view.slot_state["inverse_norm"].scatter_(2, slots, 1 / norm)
 
     def scores(self, view: View) -> Scores:
-        """From the cached post-RoPE keys alone: no queries, no state."""
-        unit = F.normalize(view.keys.float(), dim=-1)
-        return -F.cosine_similarity(unit, unit.mean(dim=2, keepdim=True), dim=-1)
+        """From the cached post-RoPE keys alone: no queries, no state but their norms."""
+        keys, inverse = view.keys.float(), view.slot_state["inverse_norm"]
+        mean = inverse[:, :, None] @ keys / keys.shape[2]  # [B, H, 1, D]
+        mean = mean / mean.norm(dim=-1, keepdim=True).clamp_min(EPS)
+        return -(keys @ mean.mT)[..., 0] * inverse

@@ -41,6 +41,12 @@ class Lazy(Policy):
         """Updates TS and MRI by each query in turn."""
         assert step.weights is not None
         own, since, gap = view.positions, view.slot_state["since"], view.slot_state["gap"]
+        if step.positions.shape[1] == 1:  # the same, without a scan
+            away = step.positions[:, :, None].to(torch.int32) - own
+            hit = step.weights[:, :, :, 0].amax(dim=2) > self.alpha
+            gap.copy_(torch.where(hit, torch.maximum(gap, away - since), gap))
+            since.copy_(torch.where(hit, away, since))
+            return
         last = (own + since)[:, :, None]
         now = step.positions[:, None, :, None].to(torch.int32)
         hit = step.weights.amax(dim=2) > self.alpha  # [B, H, n, L]

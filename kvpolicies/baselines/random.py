@@ -1,11 +1,13 @@
 """random: the control that every study needs."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from kvpolicies.policy import Policy, Scores, View, whole
+from kvpolicies.policy import Policy, Scores, Step, View, whole
+from kvpolicies.transfer import on_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,20 +16,27 @@ class Random(Policy):
 
     name = "random"
     source = "control"
+    slot_tensors = MappingProxyType({"drawn": torch.float32})
     seed: int = 0
 
     def __post_init__(self) -> None:
         whole(self.seed, 0, "random: seed")
 
+    def observe(self, view: View, step: Step) -> None:
+        """Draws each new token's number.
+
+        A hash, not a generator: the number belongs to the token, in any batch and order.
+        """
+        rows, heads = on_device(view.seeds, view.keys.device), view.positions.shape[1]
+        x = _mix(rows + 1_000_003 * self.seed)[:, None]
+        x = _mix(x + 65_537 * view.layer + torch.arange(heads, device=x.device))
+        x = _mix(x[:, :, None] + step.positions[:, None])  # [B, H, n]
+        slots = view.newest_slots(step.positions.shape[1])[:, None].expand(x.shape)
+        view.slot_state["drawn"].scatter_(2, slots, (x & 0xFFFFFF).float() / (1 << 24))
+
     def scores(self, view: View) -> Scores:
-        """A hash, not a generator: the number belongs to the token, in any batch and order."""
-        device = view.positions.device
-        rows = torch.tensor(view.seeds, device=device)[:, None, None]
-        heads = torch.arange(view.positions.shape[1], device=device)[None, :, None]
-        x = _mix(rows + 1_000_003 * self.seed)
-        x = _mix(x + 65_537 * view.layer + heads)
-        x = _mix(x + view.positions.long())
-        return (x & 0xFFFFFF).float() / (1 << 24)
+        """The numbers drawn."""
+        return view.slot_state["drawn"]
 
 
 def _mix(x: Tensor) -> Tensor:

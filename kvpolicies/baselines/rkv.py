@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from kvpolicies.budget import Budget, Grant
 from kvpolicies.errors import UserError
+from kvpolicies.kernels.observe import observation_scores
 from kvpolicies.kernels.redundancy import key_redundancy
 from kvpolicies.observation import NewestQueries, max_pool, odd_kernel, oldest_of
 from kvpolicies.policy import Scores, View, whole
@@ -47,10 +47,7 @@ class RKV(NewestQueries):
         """Under `faithful=True`: the budget, and the buffer beside it."""
         if not self.faithful:
             return budget
-        if budget.total <= self.alpha:
-            raise UserError(
-                f"rkv(faithful=True): budget {budget.total} must be larger than alpha, {self.alpha}"
-            )
+        self.must_exceed_window(budget)
         return Grant(budget.total + self.every, 0, self.alpha, budget.total, prompt)
 
     def drop(self, budget: Budget) -> int:
@@ -68,13 +65,10 @@ class RKV(NewestQueries):
 
     def _importance(self, view: View) -> Tensor:
         when = view.state["when"]
-        queries = view.state["queries"].float()
-        products = torch.einsum("bhgnd,bhld->bhgnl", queries, view.keys.float())
-        # The group's heads become one, so a model's sink, which is a head's own, plays no part.
-        logits = view.softmax.logits(products).amax(dim=2)  # [B, H, N, L]
-        exists = when > 0
-        older = (view.positions < oldest_of(when)[:, None, None])[:, :, None]
-        weights = logits.masked_fill(~older, torch.finfo(torch.float32).min).softmax(-1) * older
-        weights = weights * exists[:, None, :, None]
-        mean = weights.sum(dim=2, keepdim=True) / exists.sum(1)[:, None, None, None]
-        return max_pool(mean, view.positions, self.kernel)[:, :, 0] * older[:, :, 0]
+        oldest = oldest_of(when)
+        # Every query looks from just before the oldest one, so that it sees older keys only.
+        before = (oldest[:, None] - 1).expand(when.shape)
+        args = (view.state["queries"], view.keys, before, view.positions, view.softmax, when > 0)
+        mean = observation_scores(*args, pool="mean", per="merged")
+        pooled = max_pool(mean[:, :, None], view.positions, self.kernel)[:, :, 0]
+        return pooled * (view.positions < oldest[:, None, None])

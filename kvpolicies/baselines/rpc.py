@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvpolicies.budget import Budget, Grant
 from kvpolicies.errors import UserError
-from kvpolicies.kernels.observe import observation_weights
+from kvpolicies.kernels.observe import observation_scores
 from kvpolicies.observation import NewestQueries, average_pool, odd_kernel, oldest_of
 from kvpolicies.policy import Scores, View, whole
 
@@ -71,9 +71,7 @@ class RPC(NewestQueries):
         older = view.positions < oldest[:, None, None]
         # Every query looks from just before the oldest one, so that it sees older keys only.
         before = (oldest[:, None] - 1).expand(when.shape)
-        weights = observation_weights(
-            view.state["queries"], view.keys, before, view.positions, view.softmax, when > 0
-        )
-        mass = weights.sum(dim=3).mean(dim=(1, 2), keepdim=True)  # slots align across heads
-        pooled = average_pool(mass.expand((*weights.shape[:2], 1, -1)), view.positions, self.kernel)
-        return pooled[:, :, 0].masked_fill(~older, float("inf"))
+        args = (view.state["queries"], view.keys, before, view.positions, view.softmax, when > 0)
+        mass = observation_scores(*args, pool="sum", per="head").mean(dim=(1, 2))  # slots align
+        pooled = average_pool(mass[:, None, None], view.positions[:, :1], self.kernel)[:, 0]
+        return pooled.expand(view.positions.shape).masked_fill(~older, float("inf"))

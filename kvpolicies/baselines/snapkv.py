@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from kvpolicies.budget import Budget, Grant
-from kvpolicies.errors import UserError
-from kvpolicies.kernels.observe import observation_weights
+from kvpolicies.kernels.observe import observation_scores
 from kvpolicies.observation import NewestQueries, average_pool, odd_kernel
 from kvpolicies.policy import Scores, View
 
@@ -39,18 +38,14 @@ class SnapKV(NewestQueries):
         """Under `faithful=True`: room for the whole prompt, and for all new tokens."""
         if not self.faithful:
             return budget
-        if budget.total <= self.observe_window:
-            raise UserError(
-                f"snapkv(faithful=True): budget {budget.total} must be larger than "
-                f"observe_window, {self.observe_window}"
-            )
+        self.must_exceed_window(budget)
         total = max(prompt, budget.total) + limit
         return Grant(total, 0, self.observe_window, budget.total, prompt)
 
     def full_at(self, budget: Budget, seen: int) -> int:
-        """Under `faithful=True`: the budget at the prompt's end, never later."""
+        """Under `faithful=True`: more than the budget at the prompt's end, never later."""
         if isinstance(budget, Grant) and seen == budget.prompt > budget.asked:
-            return budget.asked
+            return budget.asked + 1
         return budget.total
 
     def drop(self, budget: Budget) -> int:
@@ -62,7 +57,6 @@ class SnapKV(NewestQueries):
     def scores(self, view: View) -> Scores:
         """softmax -> sum over queries -> average-pool -> max over the group."""
         when = view.state["when"]
-        weights = observation_weights(
-            view.state["queries"], view.keys, when - 1, view.positions, view.softmax, when > 0
-        )
-        return average_pool(weights.sum(dim=3), view.positions, self.kernel).amax(dim=2)
+        args = (view.state["queries"], view.keys, when - 1, view.positions, view.softmax, when > 0)
+        mass = observation_scores(*args, pool="sum", per="head")
+        return average_pool(mass, view.positions, self.kernel).amax(dim=2)

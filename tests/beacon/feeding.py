@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvpolicies.budget import Budget
+from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.layer import SlotLayer
 from kvpolicies.policy import Geometry
 from kvpolicies.registry import resolve
@@ -64,7 +65,9 @@ def feed(layer: SlotLayer, queries: Tensor, sizes: Sequence[int] | None = None) 
     first = 0
     for n in [1] * total if sizes is None else sizes:
         part = slice(first, first + n)
-        tokens = Tokens(queries[:, :, :, part], keys[:, :, part], keys[:, :, part], None, 0.5)
+        tokens = Tokens(
+            queries[:, :, :, part], keys[:, :, part], keys[:, :, part], None, Softmax(0.5)
+        )
         process(layer, tokens, range(b), [n] * b)
         first += n
     return layer

@@ -5,6 +5,7 @@ import torch
 
 from kvpolicies.beacon.exchange import PIECE
 from kvpolicies.budget import Budget
+from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.layer import SlotLayer
 from tests.beacon.feeding import angles, at, feed, layer_for, random_queries, rope
 
@@ -111,7 +112,9 @@ def _bring(layer: SlotLayer, queries: torch.Tensor, first: int) -> None:
 
     b, h, _, n, d = queries.shape
     keys = torch.zeros(b, h, n, d)
-    process(layer, Tokens(queries, keys, keys, None, 0.5), range(first, first + b), [n] * b)
+    process(
+        layer, Tokens(queries, keys, keys, None, Softmax(0.5)), range(first, first + b), [n] * b
+    )
 
 
 def test_a_shared_decision_goes_by_the_mean_cosine_of_the_groups_heads() -> None:

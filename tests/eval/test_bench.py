@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import kvpolicies
-from kvpolicies import layer, steps
+from kvpolicies import steps, store
 from kvpolicies.cli import main
 from kvpolicies.errors import UserError
 from kvpolicies.eval import memory
 from kvpolicies.eval.clock import PARTS, split
 from kvpolicies.eval.commands.bench import parse_bytes, split_specs
+from kvpolicies.eval.replacement import Queue
 from kvpolicies.policy import Policy
 from kvpolicies.registry import resolve
 from tests.support.models import prompts, tiny
@@ -40,7 +41,7 @@ def allocated(cache: kvpolicies.FixedBudgetCache) -> int:
             for value in x.values():
                 walk(value)
 
-    for y in cache.slot_layers:
+    for y in [*cache.slot_layers, *cache.stores]:
         for value in vars(y).values():
             walk(value)
     return sum(found.values())
@@ -105,12 +106,12 @@ def test_sizes_and_lists() -> None:
 
 def test_the_clock_accounts_for_a_step_and_puts_everything_back() -> None:
     policy = resolve("snapkv")
-    before = (steps.slot_attention, layer.compact, type(policy).observe, Policy.evicted)
+    before = (steps.slot_attention, store.compact, type(policy).observe, Policy.evicted)
     with split(policy, torch.device("cpu")) as seconds:
         kvpolicies.generate(tiny(), prompts(20), policy, 48, max_new_tokens=80, eos_token_id=-1)
     assert set(seconds) == set(PARTS)
     assert all(seconds[part] > 0 for part in ("model", "attention", "observe", "score", "compact"))
-    assert before == (steps.slot_attention, layer.compact, type(policy).observe, Policy.evicted)
+    assert before == (steps.slot_attention, store.compact, type(policy).observe, Policy.evicted)
     assert "evicted" not in vars(type(policy))
 
 
@@ -147,6 +148,17 @@ def test_bench_measures_resumes_and_refuses_another_load(
     assert "run.json cannot be read" in capsys.readouterr().err
 
 
+def test_a_queue_of_requests_is_served_both_ways(tiny_config: str, tmp_path: Path) -> None:
+    command = ["bench", "--random", tiny_config, "--policies", "streaming", "--budgets", "32"]
+    command += ["--requests", "7", "--tail", "4:30", "--batch-sizes", "3", "--prompt", "8"]
+    assert main([*command, "--out", str(tmp_path / "queue")]) == 0
+    record = json.loads((tmp_path / "queue" / "queue.json").read_text())
+    (row,) = record["rows"]
+    lengths = Queue(**record["queue"]).lengths()
+    assert len(lengths) == 7 and min(lengths) >= 4 and max(lengths) == 30
+    assert row["new_tokens"] == sum(lengths) and row["gain"] > 0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -155,7 +167,11 @@ def test_bench_measures_resumes_and_refuses_another_load(
         (["--memory", "much"], "expected a size"),
         (["--batch-sizes", "0"], "whole numbers"),
         (["--policies", "oracle"], "cannot be deployed"),
-        (["--new", "1"], "too small"),
+        (["--new", "2"], "too small"),
+        (["--step", "fast"], "expected auto, "),
+        (["--requests", "0"], "at least one"),
+        (["--requests", "4", "--policies", "transformers"], "of ours alone"),
+        (["--requests", "4", "--policies", "full", "--tail", "9"], "expected shortest:longest"),
         (["--dtype", "float31"], "expected float32"),
         (["--dtype", "float31", "--predict-only"], "expected float32"),
         (["--policies", "", "--predict-only"], "none given"),

@@ -148,12 +148,50 @@ def compact(size: int, d: int) -> Iterator[Case]:
     yield Case("compact move", module._move_kernel, types, constants)
 
 
+def causal(size: int, d: int) -> Iterator[Case]:
+    """The log-sum-exp of each query, plain and with all that can be asked for."""
+    from kvpolicies.kernels import causal as module
+
+    types = {"p_q": POINTERS[size], "p_k": POINTERS[size], "p_start": "*i32"}
+    yield from _streamed("causal lse", module, module._lse_kernel, types, size, d, "HAS_SINK")
+
+
+def future(size: int, d: int) -> Iterator[Case]:
+    """Future attention mass, plain and with all that can be asked for."""
+    from kvpolicies.kernels import future as module
+
+    types = {"p_q": POINTERS[size], "p_k": POINTERS[size], "p_lse": "*fp32", "p_end": "*i32"}
+    yield from _streamed("future mass", module, module._mass_kernel, types, size, d)
+
+
+def _streamed(
+    name: str, module: Any, kernel: Any, types: dict[str, str], size: int, d: int, *more: str
+) -> Iterator[Case]:
+    rows, columns, warps = module.BLOCKS[size, max(64, d)]
+    types = types | dict.fromkeys(("p_sink", "p_out"), "*fp32") | {"scale": "fp32", "cap": "fp32"}
+    sizes = {"D": d, "BLOCK_D": max(16, d), "BLOCK_R": rows, "BLOCK_C": columns}
+    for asked in (False, True):
+        constants = sizes | dict.fromkeys(("CAPPED", "HAS_DOCUMENTS", *more), asked)
+        yield Case(name + ", all options" * asked, kernel, types, constants, warps)
+
+
+def retention(size: int, d: int) -> Iterator[Case]:
+    """Boundaries by a Fenwick tree; neither size plays a part."""
+    from kvpolicies.kernels import retention as module
+
+    types = dict.fromkeys(("p_rank", "p_last", "p_tree", "p_kth"), "*i32")
+    yield Case("retention", module._fenwick_kernel, {**types}, {"LANES": 32}, 1)
+
+
 KERNELS = {
     "observe": observe,
     "decode": decode,
     "fps": fps,
     "redundancy": redundancy,
     "compact": compact,
+    "retention": retention,
+    "causal": causal,
+    "future": future,
 }
 
 

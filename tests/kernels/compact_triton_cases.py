@@ -29,3 +29,17 @@ def test_the_same_plan_and_the_same_moves(length: int, n: int) -> None:
     assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
     for mine, reference in zip(ours, whole, strict=True):
         assert torch.equal(mine, reference)
+
+
+def test_several_layers_at_once() -> None:
+    g = generator(1)
+    victims = torch.rand(2, 2, 3, 20, generator=g).argsort(-1)[..., :6]
+    whole = [torch.randn(3, 4, 3, 24, 16, generator=g), torch.randn(3, 4, 3, 24, generator=g)]
+    ours, alone = [x.clone() for x in whole], [x.clone() for x in whole]
+    compact([x[1:, 1:3] for x in whole], victims, 20)
+    with on_triton():
+        compact([x[1:, 1:3] for x in ours], victims, 20)
+    for layer in range(2):
+        compact([x[1 + layer, 1:3] for x in alone], victims[layer], 20)
+    for mine, reference, one in zip(ours, whole, alone, strict=True):
+        assert torch.equal(mine, reference) and torch.equal(one, reference)

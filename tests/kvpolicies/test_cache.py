@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 import kvpolicies
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
+from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.layer import SlotLayer
 from kvpolicies.policy import Geometry
 from kvpolicies.registry import resolve
 from kvpolicies.rope import Rope
 from kvpolicies.steps import Tokens, process
+from kvpolicies.store import SlotStore
 from tests.support.futures import random_future
 from tests.support.models import padded, prompts, tiny
 from tests.support.specs import EVICTING, OWN_RULES, PROTECTING
@@ -68,7 +70,7 @@ def test_invariants_hold_at_every_step(spec: str, data: st.DataObject) -> None:
             continue
         q = torch.randn(rows, heads, groups, width, dim, generator=g)
         k, v = torch.randn(2, rows, heads, width, dim, generator=g)
-        process(layer, Tokens(q, k, v, None, 0.5), range(rows), counts)
+        process(layer, Tokens(q, k, v, None, Softmax(0.5)), range(rows), counts)
         check(layer, list(range(rows)), spec in PROTECTING)
     assert stores == [layer.keys.data_ptr(), layer.values.data_ptr(), layer.positions.data_ptr()]
 
@@ -86,7 +88,7 @@ def test_a_decode_step_never_waits_for_the_device(
             return func(*args, **(kwargs or {}))
 
     # On a CPU there is nothing to wait for, and NaN is looked for at once.
-    monkeypatch.setattr(SlotLayer, "check_scores", lambda self: None)
+    monkeypatch.setattr(SlotStore, "check_scores", lambda self: None)
     geometry = Geometry(2, 2, 2, 40, 8, torch.float32, torch.device("cpu"), 100)
     layer = SlotLayer(geometry, resolve(spec), 0, plain_rope(8))
     for row, budget in enumerate([Budget(40, 2, 8), Budget(32, 2, 8)]):
@@ -94,7 +96,7 @@ def test_a_decode_step_never_waits_for_the_device(
     for n in [20] + [1] * 60:
         q, k = torch.randn(2, 2, 2, n, 8), torch.randn(2, 2, n, 8)
         with NoReading():
-            process(layer, Tokens(q, k, k, None, 0.5), [0, 1], [n, n])
+            process(layer, Tokens(q, k, k, None, Softmax(0.5)), [0, 1], [n, n])
     assert layer.seen == [80, 80] and layer.peak == [40, 32]
 
 
@@ -128,10 +130,16 @@ def test_bytes_reported_are_bytes_allocated(spec: str) -> None:
             return sum(map(walk, x.values()))
         return sum(map(walk, x)) if isinstance(x, list | tuple) else 0
 
-    # Everything a layer holds, found by looking, but for the flag of one byte.
-    total = sum(walk(list(vars(layer).values())) for layer in cache.slot_layers)
+    # Everything that stores hold, found by looking, but for a flag of one byte a layer; and what
+    # layers have of their own: the policy's state.
+    total = sum(walk(list(vars(store).values())) for store in cache.stores)
+    total += sum(walk(layer.state) for layer in cache.slot_layers)
     flags = len(cache.slot_layers)
     assert 3 * (cache.cache_bytes() + cache.state_bytes()) == total - flags
+    for layer in cache.slot_layers:
+        shared = {layer.keys.data_ptr(), layer.values.data_ptr(), layer.positions.data_ptr()}
+        shared |= {t.data_ptr() for t in layer.slot_state.values()}
+        assert len(shared) == 3 + len(layer.slot_state)
 
 
 def test_memory_is_allocated_once_and_for_slots_only() -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import kvpolicies
-from kvpolicies import decoding
+from kvpolicies import loop
+from kvpolicies.adapter import Watched, watched_dense
 from kvpolicies.architecture import inspect_model
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
@@ -18,7 +19,7 @@ from kvpolicies.kernels.foresight import future_mass
 from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.layer import SlotLayer
 from kvpolicies.policy import Geometry
-from kvpolicies.recording import Future, record, watched
+from kvpolicies.recording import Future, record
 from kvpolicies.registry import resolve
 from kvpolicies.rope import Rope
 from kvpolicies.steps import Tokens, process
@@ -52,10 +53,10 @@ def test_a_recording_gives_the_full_caches_attention(name: str) -> None:
     keys: dict[int, Tensor] = {}
     softmaxes: dict[int, Softmax] = {}
 
-    def see(layer: int, _: Tensor, key: Tensor, softmax: Softmax) -> None:
-        keys[layer], softmaxes[layer] = key[0], softmax
+    def see(seen: Watched) -> None:
+        keys[seen.layer], softmaxes[seen.layer] = seen.keys[0], seen.softmax
 
-    with torch.no_grad(), watched(model, see):
+    with torch.no_grad(), watched_dense(model, see):
         model(torch.tensor([tokens]))
     dense = attention(model, tokens)
     futures = record(model, tokens)
@@ -131,7 +132,7 @@ def test_it_keeps_what_the_future_needs_until_then() -> None:
     for t in range(length):
         here = slice(t, t + 1)
         new = keys[:, :, here]
-        process(layer, Tokens(queries[:, :, :, here], new, new, None, 1.0), [0], [1])
+        process(layer, Tokens(queries[:, :, :, here], new, new, None, Softmax(1.0)), [0], [1])
     assert layer.eviction_times is not None
     gone = layer.eviction_times[0, 0].tolist()
     assert all(gone[t] <= 35 for t in (1, 2, 3, 4, 6, 7, 8))
@@ -174,7 +175,7 @@ def test_recordings_go_with_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         alive[tokens[0]] = weakref.ref(futures[0])
         return futures
 
-    monkeypatch.setattr(decoding, "record", recorded)
+    monkeypatch.setattr(loop, "record", recorded)
     rows = [[i, *prompt] for i, prompt in enumerate(prompts(5, 6, 7, 8))]
 
     def finished(index: int, _: Any) -> None:

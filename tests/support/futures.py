@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvpolicies.kernels.foresight import causal_lse
+from kvpolicies.kernels.causal import causal_lse
 from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.recording import Future
 from tests.support.models import prompts

@@ -24,8 +24,19 @@ OWN_RULES = [
     "rpc(observe_window=4, faithful=True, P=16, c=2)",
     "rkv(every=8, alpha=4, faithful=True)",
 ]
-SPECS = [*POLICIES, *VARIANTS]
-EVICTING = [s for s in SPECS if s != "full"]
+# Learned policies need a scorer: random ones, for the tiny model only (see scorers.py). Where
+# heads are drawn at random, tests/learned has the same properties at fixed sizes.
+NEEDING_INPUT = ["dms(scorer='random/dms')", "trimkv(scorer='random/trimkv', every=3)"]
+LEARNED = [
+    "kvpop(scorer='random/kvpop')",
+    "kvpop(scorer='random/kvpop_at_entry', every=4)",
+    "kvpop(scorer='random/kvpop_pre_rope')",
+    "kvpop_mlp(scorer='random/kvpop_mlp')",
+    *NEEDING_INPUT,
+]
+UNTRAINED = [s for s in POLICIES if s not in {spec.partition("(")[0] for spec in LEARNED}]
+EVICTING = [s for s in (*UNTRAINED, *VARIANTS) if s != "full"]
+SPECS = [*UNTRAINED, *VARIANTS, *LEARNED]
 REPLAYABLE = [s for s in SPECS if "positions='cache'" not in s]
 PROTECTING = [s for s in EVICTING if "faithful" not in s]
 # These need the tokens to come: they run on forced tokens, and not under `model.generate`.

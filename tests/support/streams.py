@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvpolicies.budget import Budget
+from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.layer import SlotLayer
 from kvpolicies.policy import Geometry, Policy
 from kvpolicies.rope import Rope
@@ -76,7 +77,7 @@ def tokens_of(stream: Any, first: int, last: int) -> Tokens:
     q, k = (
         torch.tensor(x[..., first:last, :], dtype=torch.float32)[None] for x in (stream.q, stream.k)
     )
-    return Tokens(q, k, k, None, stream.q.shape[-1] ** -0.5)
+    return Tokens(q, k, k, None, Softmax(stream.q.shape[-1] ** -0.5))
 
 
 def left_padded(rows: Sequence[Tokens]) -> Tokens:
@@ -88,7 +89,7 @@ def left_padded(rows: Sequence[Tokens]) -> Tokens:
 
     q = torch.cat([pad(row.queries) for row in rows])
     k = torch.cat([pad(row.keys) for row in rows])
-    return Tokens(q, k, k, None, q.shape[-1] ** -0.5)
+    return Tokens(q, k, k, None, Softmax(q.shape[-1] ** -0.5))
 
 
 def run_stream(layer: SlotLayer, stream: Any, row: int = 0) -> Tensor:

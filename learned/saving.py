@@ -1,0 +1,97 @@
+"""Scorers on disk: a folder with config.json and scorer.safetensors, or the same on the hub."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kvpolicies.errors import UserError
+from kvpolicies.learned.config import ScorerConfig, read_config
+
+CONFIG, WEIGHTS = "config.json", "scorer.safetensors"
+
+
+def write(folder: Path, config: ScorerConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Writes both files.
+
+    Raises:
+        UserError: if the folder cannot be written to.
+    """
+    from safetensors.torch import save_file
+
+    plain = {name: t.detach().cpu().float().contiguous() for name, t in tensors.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(plain, folder / WEIGHTS)
+        (folder / CONFIG).write_text(config.to_json(), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"scorer {folder}: {error.strerror or error}") from None
+
+
+def find(name: str) -> Path:
+    """The local folder of a scorer, downloaded if `name` is a hub id such as "owner/scorer".
+
+    Raises:
+        UserError: if it is neither there nor to be had.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists() or name.startswith((".", "~", "/")) or name.count("/") != 1:
+        raise UserError(f"scorer {name!r}: no such folder (a hub id reads 'owner/name')")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS]))
+    except Exception as error:  # whatever the hub's client, network or disk has to say
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(
+            f"scorer {name!r}: no such folder, and not to be had from the hub: {first}"
+        ) from error
+
+
+def config_in(folder: Path) -> ScorerConfig:
+    """The folder's config.
+
+    Raises:
+        UserError: if it is missing or wrong.
+    """
+    file = folder / CONFIG
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"scorer {folder}: cannot read {CONFIG} ({_reason(error)})") from None
+    return read_config(text, str(file))
+
+
+def tensors_in(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The folder's weights, float32 on the CPU, by the names and shapes of `expected`.
+
+    Raises:
+        UserError: if the file is missing or damaged, or holds other names, shapes, or NaN.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        found = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"scorer {folder}: cannot read {WEIGHTS} ({_reason(error)})") from None
+    for name in sorted(found.keys() ^ expected.keys()):
+        what = "lacks" if name in expected else "holds an unknown"
+        raise UserError(f"scorer {folder}: {WEIGHTS} {what} tensor {name}")
+    for name, tensor in expected.items():
+        if found[name].shape != tensor.shape:
+            raise UserError(
+                f"scorer {folder}: tensor {name} is {list(found[name].shape)}, "
+                f"its {CONFIG} says {list(tensor.shape)}"
+            )
+        if not found[name].isfinite().all():
+            raise UserError(f"scorer {folder}: tensor {name} is not finite")
+    return {name: tensor.to(torch.float32) for name, tensor in found.items()}
+
+
+def _reason(error: Exception) -> str:
+    text = str(getattr(error, "strerror", None) or error)
+    return next(iter(text.strip().splitlines()), type(error).__name__)

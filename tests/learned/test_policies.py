@@ -1,0 +1,267 @@
+"""The learned policies in the cache: the scores of the training form, each token's own, once."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import kvpolicies
+from kvpolicies.budget import Budget
+from kvpolicies.errors import UserError
+from kvpolicies.kernels.retention import retain
+from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.layer import SlotLayer
+from kvpolicies.learned.places import Places
+from kvpolicies.learned.policy import Learned
+from kvpolicies.policy import Geometry
+from kvpolicies.registry import resolve
+from kvpolicies.steps import Tokens, process
+from kvpolicies.store import SlotStore
+from tests.kvpolicies.test_cache import check, plain_rope
+from tests.support.models import prompts, tiny
+from tests.support.scorers import WINDOW
+from tests.support.specs import LEARNED
+
+H, G, D, E = 2, 2, 16, 64  # the tiny model's
+BUDGET = Budget(32, 2, WINDOW)
+FIELDS = ("queries", "keys", "values", "inputs")
+STATIC = [s for s in LEARNED if "trimkv" not in s]
+
+
+def layer_of(spec: str, budgets: list[Budget], dtype: torch.dtype = torch.float32) -> SlotLayer:
+    slots = max(b.total for b in budgets)
+    geometry = Geometry(len(budgets), H, G, slots, D, dtype, torch.device("cpu"), 400)
+    layer = SlotLayer(geometry, resolve(spec), 1, plain_rope(D), 400)
+    for row, budget in enumerate(budgets):
+        layer.reset(row, budget, row)
+    return layer
+
+
+def draw(rows: int, n: int, seed: int = 0) -> Tokens:
+    g = torch.Generator().manual_seed(seed)
+    k, v = torch.randn(2, rows, H, n, D, generator=g)
+    inputs = torch.randn(rows, n, E, generator=g)
+    return Tokens(torch.randn(rows, H, G, n, D, generator=g), k, v, inputs, Softmax(0.25))
+
+
+def changed(tokens: Tokens, how: Callable[[Tensor], Tensor]) -> Tokens:
+    return replace(tokens, **{name: how(getattr(tokens, name)) for name in FIELDS})
+
+
+def feed(layer: SlotLayer, tokens: Tokens, pieces: list[int]) -> None:
+    """Row i of the tokens into row i of the layer, in pieces."""
+    first, rows = 0, tokens.keys.shape[0]
+    for n in pieces:
+        part = tokens.part(slice(0, rows), slice(first, first + n))
+        process(layer, part, range(rows), [n] * rows)
+        first += n
+
+
+def priorities(layer: SlotLayer, tokens: Tokens) -> Tensor:
+    """What the training form says of every token, [B, H, S]: score + lam t."""
+    policy = layer.policy
+    assert isinstance(policy, Learned)
+    scorer = policy.network(torch.device("cpu"))
+    keys, s = tokens.keys, tokens.keys.shape[2]
+    positions = torch.arange(s)
+    if policy.config.features == "pre_rope":
+        layer.rope.prepare(s, keys.device)
+        keys = layer.rope.unrotate(keys, positions[None].expand(keys.shape[0], s))
+    assert tokens.inputs is not None
+    inputs = tokens.inputs.to(scorer.dtype)
+    r = scorer.scores(1, keys, tokens.values, inputs)
+    return (r + scorer.age(1)[:, None] * positions).float()
+
+
+def held(layer: SlotLayer, row: int) -> tuple[Tensor, Tensor]:
+    """(positions, scores) [H, n] of a row's tokens that have a score."""
+    n, policy = layer.lengths[row], layer.policy
+    assert isinstance(policy, Learned)
+    positions, order = layer.positions[row, :, :n].long().sort(-1)
+    scores = layer.slot_state["score"][row, :, :n].gather(-1, order)
+    old = n - policy.config.lag
+    assert (scores[:, old:] == 0).all(), "scored before its time"
+    return positions[:, :old], scores[:, :old]
+
+
+@pytest.mark.parametrize("spec", LEARNED)
+def test_slots_hold_the_scores_of_the_training_form(spec: str) -> None:
+    """Rows of unequal budgets, hence lengths; prompts whole, in pieces, token by token."""
+    tokens, budgets = draw(3, 150), [BUDGET, Budget(41, 3, 9), Budget(20, 0, WINDOW)]
+    for pieces in ([150], [1] * 150, [100, *[1] * 50], [30, 1, 1, 20, 60, 38]):
+        layer = layer_of(spec, budgets)
+        feed(layer, tokens, pieces)
+        expected = priorities(layer, tokens)
+        for row in range(3):
+            positions, scores = held(layer, row)
+            wanted = expected[row].gather(-1, positions)
+            assert (scores - wanted).abs().max() <= 1e-5 * max(1, float(wanted.abs().max()))
+        assert expected[..., :-WINDOW].std() > 0.3, "nothing to choose"
+
+
+@pytest.mark.parametrize("spec", [s for s in STATIC if "every" not in s])
+def test_one_in_one_out_is_what_training_retains(spec: str) -> None:
+    """Attend-then-evict: the window is one longer and the top k one less (see `retain`)."""
+    tokens = draw(2, 150)
+    layer = layer_of(spec, [BUDGET] * 2)
+    feed(layer, tokens, [1] * 150)
+    sizes = (BUDGET.sinks, BUDGET.window + 1, BUDGET.topk - 1)
+    expires = retain(priorities(layer, tokens).flatten(0, 1), *sizes)[1]
+    assert layer.eviction_times is not None
+    assert torch.equal(layer.eviction_times[..., :150].flatten(0, 1), expires)
+    assert (expires < 150).any()
+
+
+@pytest.mark.parametrize("spec", STATIC)
+def test_prompts_in_pieces_keep_the_best_of_all(spec: str) -> None:
+    """However many go at once, none of the best that then stay: their scores are the same."""
+    tokens = draw(1, 120)
+    for pieces in ([120], [1] * 120, [50, 70]):
+        layer = layer_of(spec, [BUDGET])
+        feed(layer, tokens, pieces)
+        expected = priorities(layer, tokens)[0, :, 2 : 120 - WINDOW]
+        best = expected.topk(BUDGET.topk - BUDGET.chunk).indices + 2
+        for head in range(H):
+            assert set(best[head].tolist()) <= set(layer.positions[0, head].tolist())
+
+
+@pytest.mark.parametrize("spec", LEARNED)
+def test_a_prompt_in_forwards_of_its_own_steps_is_the_whole_prompt(spec: str) -> None:
+    tokens = draw(1, 120)
+    whole, stepped = layer_of(spec, [BUDGET]), layer_of(spec, [BUDGET])
+    feed(whole, tokens, [120])
+    done = 0
+    while done < 120:
+        n = stepped.room(0, 120 - done)[1]
+        process(stepped, tokens.part(slice(0, 1), slice(done, done + n)), [0], [n])
+        done += n
+    assert whole.eviction_times is not None and stepped.eviction_times is not None
+    assert torch.equal(whole.eviction_times, stepped.eviction_times)
+    for name, tensor in whole.state.items():
+        assert torch.equal(tensor, stepped.state[name])
+
+
+def test_trimkv_weighs_the_log_of_its_gate_with_the_age() -> None:
+    layer, tokens = layer_of("trimkv(scorer='random/trimkv')", [BUDGET] * 2), draw(2, 31)
+    feed(layer, tokens, [31])
+    expected = priorities(layer, tokens)
+    view = layer.view(slice(0, 2))
+    age = 30 - torch.arange(31)
+    ours = layer.policy.scores(view).gather(-1, view.positions.long().argsort(-1))
+    assert (ours - age * expected).abs().max() <= 1e-5
+    assert layer.policy.drop(Budget(4096)) == 128 and layer.policy.drop(Budget(64, 4, 8)) == 8
+
+
+@pytest.mark.parametrize("spec", LEARNED)
+def test_rows_and_requests_do_not_see_each_other(spec: str) -> None:
+    tokens, others = draw(2, 90), draw(2, 90, seed=5)
+    pieces = [60, *[1] * 30]
+    alone = layer_of(spec, [BUDGET])
+    feed(alone, tokens.part(slice(0, 1), slice(0, 90)), pieces)
+    for company in (tokens, others):
+        mixed = changed(company, lambda x: x.clone())
+        for name in FIELDS:
+            getattr(mixed, name)[0] = getattr(tokens, name)[0]
+        layer = layer_of(spec, [BUDGET] * 2)
+        feed(layer, others, [70, *[1] * 20])  # the rows' previous requests
+        for row in range(2):
+            layer.reset(row, BUDGET, row)
+        feed(layer, mixed, pieces)
+        assert layer.eviction_times is not None and alone.eviction_times is not None
+        assert torch.equal(layer.eviction_times[0], alone.eviction_times[0])
+        for name, tensor in layer.state.items():
+            torch.testing.assert_close(tensor[:1], alone.state[name], rtol=1e-5, atol=1e-5)
+        layer.move_row(0, 1)
+        assert all(torch.equal(t[0], t[1]) for t in layer.state.values())
+
+
+@pytest.mark.parametrize("spec", LEARNED)
+def test_invariants_and_no_waiting_for_the_device(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As tests/kvpolicies/test_cache.py does for policies that take any sizes."""
+
+    class NoReading(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            assert "_local_scalar_dense" not in str(func) and "nonzero" not in str(func)
+            return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(SlotStore, "check_scores", lambda self: None)
+    layer, tokens = layer_of(spec, [Budget(40, 2, 8), Budget(32, 3, 12)]), draw(2, 120)
+    first = 0
+    for n in [20, 30, 1, 5] + [1] * 40:
+        with NoReading():
+            process(layer, tokens.part(slice(0, 2), slice(first, first + n)), [0, 1], [n, n])
+        first += n
+        check(layer, [0, 1], True)
+    assert layer.peak == [40, 32]
+
+
+@pytest.mark.parametrize("spec", LEARNED)
+def test_a_bf16_cache_is_scored_as_float32_of_the_same_numbers(spec: str) -> None:
+    narrow = changed(draw(1, 90), lambda x: x.bfloat16())
+    wide = changed(narrow, lambda x: x.float())
+    times = []
+    for dtype, tokens in ((torch.float32, wide), (torch.bfloat16, narrow)):
+        layer = layer_of(spec, [BUDGET], dtype)
+        feed(layer, tokens, [60, *[1] * 30])
+        times.append(layer.eviction_times)
+    assert torch.equal(times[0], times[1])
+
+
+@pytest.mark.parametrize("spec", LEARNED)
+def test_evictions_happen_within_the_budget(spec: str) -> None:
+    for out in kvpolicies.generate(
+        tiny(), prompts(5, 70, 33), spec, BUDGET, max_new_tokens=40, eos_token_id=-1, trace=True
+    ):
+        assert out.max_slots == 32 and out.trace is not None
+        gone = (out.trace.times < out.trace.times.shape[-1]).sum(-1)
+        assert (gone > 0).all()
+        assert not torch.equal(out.trace.times[0, 0, 0], out.trace.times[0, 0, 1]), "heads differ"
+
+
+def test_bytes_of_the_state() -> None:
+    """A matrix, a vector and a number a head, float32, and a float32 score a slot."""
+    sizes = {"kvpop": 4 * H * (12 * 12 + 12 + 1), "kvpop_mlp": 0, "dms": 0, "trimkv": 0}
+    for name, state in sizes.items():
+        cache = kvpolicies.FixedBudgetCache(tiny(), f"{name}(scorer='random/{name}')", BUDGET)
+        for device in ("meta", "cpu"):
+            cache.allocate(3, torch.bfloat16, torch.device(device))
+            assert cache.state_bytes() == 2 * (state + 4 * H * BUDGET.total)
+
+
+def test_a_window_shorter_than_the_scorers_is_refused() -> None:
+    short, spec = Budget(32, 2, 7), "kvpop(scorer='random/kvpop')"
+    calls = [
+        lambda: resolve(spec).grant(short, 10, 10),
+        lambda: kvpolicies.generate(tiny(), [[5]], spec, short, max_new_tokens=4),
+        lambda: feed(layer_of(spec, [short]), draw(1, 5), [5]),  # what no grant went before
+        lambda: resolve("dms(scorer='random/dms')").grant(Budget(32, 2, 0), 10, 10),
+    ]
+    for call, numbers in zip(calls, [("8", "7")] * 3 + [("1", "0")], strict=True):
+        with pytest.raises(UserError, match=f"{numbers[0]} tokens after .* {numbers[1]} is") as e:
+            call()
+        assert "\n" not in str(e.value)
+    for name in ("kvpop_at_entry", "kvpop_mlp", "trimkv"):
+        policy = resolve(f"{name.removesuffix('_at_entry')}(scorer='random/{name}')")
+        assert policy.grant(Budget(32, 2, 0), 10, 10) == Budget(32, 2, 0)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_places_are_those_of_positions_0_and_more(n: int) -> None:
+    """Tokens that are nowhere are in no empty slot either."""
+    filled = torch.tensor([[[4, 0, 3, 1, 2], [0, 1, 4, 3, 2]]], dtype=torch.int32)
+    empty = torch.full((1, 2, 2), -1, dtype=torch.int32)
+    held = torch.cat([filled, empty], dim=-1)
+    for first in range(-n, 5 - n + 1):
+        places = Places(held, torch.arange(first, first + n)[None])
+        stored, values = torch.zeros(1, 2, 7), torch.arange(1.0, n + 1).expand(1, 2, n)
+        places.write(stored, values)
+        wanted = (held - first + 1).float() * ((held >= max(first, 0)) & (held < first + n))
+        assert torch.equal(stored, wanted)
+        for i in range(max(0, -first), n):
+            assert (held.gather(2, places.slots())[..., i] == first + i).all()
