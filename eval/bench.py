@@ -1,20 +1,19 @@
 """Speed and memory of policies on one model: the same prompts, the same loop, one table.
 
-Prompts are random tokens, nothing stops early. Decoding is told apart by runs of one new token
-(prefill) and of two (and the first decode step, which captures or compiles); each figure is the
-best of `repeats` runs, for what disturbs a run only makes it slower. On a shared machine compare
-rows of one run with each other, never with another run's.
+Prompts are random tokens, nothing stops early. Each figure is of the fastest windows of `repeats`
+runs (laps.py). On a shared machine compare rows of one run with each other, never with another
+run's.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from kvpolicies.decoding import Generation, generate
+from kvpolicies.decoding import generate
 from kvpolicies.eval.clock import PARTS, split
+from kvpolicies.eval.laps import fastest, stopwatch, watched
 from kvpolicies.eval.memory import largest_batch, predict
 from kvpolicies.registry import resolve
 
@@ -84,15 +83,16 @@ def measure(
     """
     device = next(model.parameters()).device
     prompts = _prompts(model, load)
-    run = _ours(model, policy, budget, prompts, step)
-    if policy == THEIRS:
-        run = _theirs(model, prompts)
+    run = _theirs if policy == THEIRS else _ours(policy, budget, step)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    first, second, whole = (
-        min((_seconds(lambda n=n: run(n), device) for _ in range(repeats)), key=lambda t: t.wall)
-        for n in (1, 2, load.new)
-    )
+    runs = []
+    for _ in range(repeats):
+        marks, mark = stopwatch(device)
+        mark(0)
+        run(model, prompts, load.new, mark)
+        runs.append(marks)
+    speed = fastest(runs)
     held = predict(
         model, "full" if policy == THEIRS else policy, budget, load.batch, load.prompt, load.new
     )
@@ -105,10 +105,10 @@ def measure(
         batch=load.batch,
         prompt=load.prompt,
         new=load.new,
-        first_token_s=round(first.wall, 4),
-        first_step_s=round(max(0.0, second.wall - first.wall), 4),
-        tokens_s=round(load.batch * (load.new - 2) / max(1e-9, whole.wall - second.wall), 2),
-        step_cpu_ms=round(1000 * (whole.cpu - second.cpu) / (load.new - 2), 3),
+        first_token_s=round(speed.first_token_s, 4),
+        first_step_s=round(speed.first_step_s, 4),
+        tokens_s=round(load.batch * speed.steps / speed.wall, 2),
+        step_cpu_ms=round(1000 * speed.cpu / speed.steps, 3),
         cache_bytes=held.cache,
         state_bytes=held.state,
         peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
@@ -124,31 +124,31 @@ def _prompts(model: Any, load: Load) -> list[list[int]]:
     return torch.randint(3, words, (load.batch, load.prompt), generator=g).tolist()
 
 
-def _ours(
-    model: Any, policy: str, budget: str, prompts: list[list[int]], step: str
-) -> Callable[[int], list[Generation] | None]:
-    if policy != THEIRS:
-        resolve(policy)
-    return lambda new: generate(
-        model, prompts, policy, budget, max_new_tokens=new, eos_token_id=-1, step=step
-    )
+def _ours(policy: str, budget: str, step: str) -> Callable[..., None]:
+    def run(model: Any, prompts: list[list[int]], new: int, mark: Callable[[int], None]) -> None:
+        with watched(mark):
+            generate(model, prompts, policy, budget, max_new_tokens=new, eos_token_id=-1, step=step)
+
+    return run
 
 
 @torch.no_grad()
-def _theirs(model: Any, prompts: list[list[int]]) -> Callable[[int], None]:
+def _theirs(model: Any, prompts: list[list[int]], new: int, mark: Callable[[int], None]) -> None:
     ids = torch.tensor(prompts, device=next(model.parameters()).device)
 
-    def run(new: int) -> None:
-        model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=new,
-            min_new_tokens=new,
-            do_sample=False,
-            pad_token_id=0,
-        )
+    def look(tokens: torch.Tensor, _: Any, **__: Any) -> torch.Tensor:
+        mark(tokens.shape[1] - ids.shape[1])
+        return torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
 
-    return run
+    model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=new,
+        min_new_tokens=new,
+        do_sample=False,
+        pad_token_id=0,
+        stopping_criteria=[look],
+    )
 
 
 def _split(
@@ -160,20 +160,3 @@ def _split(
         generate(model, prompts, policy, budget, max_new_tokens=load.new, eos_token_id=-1)
     whole = sum(seconds.values())
     return {part: round(value / whole, 4) for part, value in seconds.items()}
-
-
-class _Time(NamedTuple):
-    """Seconds on the wall's clock, and of the processor."""
-
-    wall: float
-    cpu: float
-
-
-def _seconds(run: Callable[[], Any], device: torch.device) -> _Time:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    wall, cpu = time.perf_counter(), time.process_time()
-    run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return _Time(time.perf_counter() - wall, time.process_time() - cpu)

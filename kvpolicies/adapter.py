@@ -194,17 +194,20 @@ def forward(
     return (logits if cache is None else logits[:, -1]).float()
 
 
-def uncached_forward(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
-    """(tokens [A, T], positions [A, T]) -> last logits [A, V]; no cache object sees it."""
+def uncached_forward(model: Any, every: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
+    """(tokens [A, T], positions [A, T]) -> last logits [A, V]; no cache object sees it.
+
+    With `every`, all logits [A, T, V].
+    """
     arguments: dict[str, Any] = {"use_cache": False}
-    if "logits_to_keep" in _parameters(type(model)):
+    if not every and "logits_to_keep" in _parameters(type(model)):
         arguments["logits_to_keep"] = 1
 
     def run(tokens: Tensor, positions: Tensor) -> Tensor:
         # Without a padding mask transformers looks, and waits, for packed sequences.
         real = torch.ones_like(tokens)
         output = model(input_ids=tokens, position_ids=positions, attention_mask=real, **arguments)
-        return output.logits[:, -1]
+        return output.logits if every else output.logits[:, -1]
 
     return run
 
@@ -244,14 +247,15 @@ class Watched:
 @contextmanager
 def watched_dense(
     model: Any,
-    see: Callable[[Watched], None],
+    see: Callable[[Watched], Tensor | None],
     documents: Tensor | None = None,
     inputs: bool = False,
 ) -> Iterator[None]:
     """Dense causal attention that shows each full layer's queries, keys, values before it attends.
 
-    Nothing that `see` is given is kept here for longer than its layer. A cache that the model is
-    attached to steps aside until the block is left.
+    What `see` returns, [B, H, G, T, D], stands for the layer's attention; None leaves it. Nothing
+    that it is given is kept here for longer than its layer. A cache that the model is attached to
+    steps aside until the block is left.
 
     Args:
         documents: [B, T] integer, never falling along a row: no query looks into another document
@@ -267,9 +271,12 @@ def watched_dense(
         softmax = _softmax(module, h, span, kw)
         queries = query.reshape(b, h, -1, t, d)
         given = kept.pop(layer, None)
+        out = None
         if span is None:
-            see(Watched(layer, queries, key, value, given, softmax))
-        return packed_attention(queries, key, value, softmax, documents, span).flatten(1, 2)
+            out = see(Watched(layer, queries, key, value, given, softmax))
+        if out is None:
+            out = packed_attention(queries, key, value, softmax, documents, span)
+        return out.flatten(1, 2)
 
     modules = attention_modules(model)
     attached = {m: _served.pop(m, None) for m in modules}

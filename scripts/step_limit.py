@@ -9,7 +9,7 @@ limit. Compare within one run only.
 """
 
 import argparse
-import time
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from kvpolicies.eval.bench import Load, measure
+from kvpolicies.decoding import generate
+from kvpolicies.eval.laps import Mark, fastest, stopwatch, watched
 from kvpolicies.eval.memory import preset
 
 BATCH, SLOTS = 4, 512
@@ -69,16 +70,16 @@ def hand_written(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 @torch.no_grad()
-def limit(step: Callable[[Tensor, Tensor], Tensor], new: int) -> float:
-    """Tokens/s of greedy decoding by `step`, which has run once before."""
+def decode(step: Callable[[Tensor, Tensor], Tensor], new: int, mark: Callable[[int], None]) -> None:
+    """Greedy decoding by `step`, from a first token."""
+    mark(0)
     tokens = torch.zeros(BATCH, 1, dtype=torch.long)
-    step(tokens, torch.tensor([SLOTS]))
-    begin = time.perf_counter()
-    for position in range(new):
+    mark(1)
+    for position in range(new - 1):
         logits = step(tokens, torch.tensor([SLOTS + position]))
         tokens = logits.argmax(dim=-1, keepdim=True)
         tokens.tolist()
-    return BATCH * new / (time.perf_counter() - begin)
+        mark(position + 2)
 
 
 def main() -> None:
@@ -86,20 +87,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--new", type=int, default=512, help="new tokens a row")
     parser.add_argument("--policies", default="streaming,beacon")
+    parser.add_argument("--rounds", type=int, default=3, help="the fastest windows of them count")
     args = parser.parse_args()
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(preset("small")).eval()
     step = hand_written(model)
     compiled = torch.compile(step, dynamic=False)
-    found = {"by hand": limit(step, args.new), "by hand, compiled": limit(compiled, args.new)}
-    load = Load(BATCH, SLOTS, args.new)
-    for policy in args.policies.split(","):
-        for mode in ("eager", "compiled"):
-            row = measure(model, policy, str(SLOTS), load, repeats=1, step=mode, with_split=False)
-            found[f"{policy}, {mode}, first step {row.first_step_s:.1f} s"] = row.tokens_s
-    most = found["by hand, compiled"]
-    for name, speed in found.items():
-        print(f"{name:44} {speed:9.1f} tokens/s {speed / most:6.2f} of the compiled limit")
+    prompts = torch.randint(3, model.config.vocab_size, (BATCH, SLOTS)).tolist()
+    runs: dict[str, list[list[Mark]]] = {}
+    for _ in range(args.rounds):  # round by round, so that all meet the same company
+        for name, way in (("by hand, eager", step), ("by hand, compiled", compiled)):
+            marks, mark = stopwatch(torch.device("cpu"))
+            decode(way, args.new, mark)
+            runs.setdefault(name, []).append(marks)
+        for policy, mode in itertools.product(args.policies.split(","), ("eager", "compiled")):
+            marks, mark = stopwatch(torch.device("cpu"))
+            mark(0)
+            with watched(mark):
+                generate(
+                    model, prompts, policy, SLOTS, max_new_tokens=args.new, eos_token_id=-1,
+                    step=mode,
+                )  # fmt: skip
+            runs.setdefault(f"{policy}, {mode}", []).append(marks)
+    speeds = {name: fastest(marks, window=32) for name, marks in runs.items()}
+    most = BATCH * speeds["by hand, compiled"].steps / speeds["by hand, compiled"].wall
+    for name, speed in speeds.items():
+        rate = BATCH * speed.steps / speed.wall
+        first = f"first step {speed.first_step_s:5.1f} s"
+        print(f"{name:22} {rate:8.1f} tokens/s {rate / most:6.2f} of the compiled limit, {first}")
 
 
 if __name__ == "__main__":

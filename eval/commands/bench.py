@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-sizes", default="8", help="rows decoded at once")
     add("--prompt", type=int, default=64, help="tokens of each prompt")
     add("--new", type=int, default=1024, help="new tokens a row")
-    add("--repeats", type=int, default=2, help="runs a figure; the best counts")
+    add("--repeats", type=int, default=2, help="runs a figure; the fastest windows count")
     add("--dtype", default="float32", help="float32, bfloat16, float16")
     add("--device", default="auto", help="auto, cpu, cuda")
     add("--memory", default="80GB", help="memory to fill when asking for the largest batch")
