@@ -14,7 +14,7 @@ import torch
 from kvpolicies.decoding import generate
 from kvpolicies.eval.clock import PARTS, split
 from kvpolicies.eval.laps import fastest, stopwatch, watched
-from kvpolicies.eval.memory import largest_batch, predict
+from kvpolicies.eval.memory import largest_batch, largest_batch_by_allocation, predict
 from kvpolicies.registry import resolve
 
 THEIRS = "transformers"
@@ -53,7 +53,9 @@ class Row:
     """Most bytes allocated on the GPU during the run; None on a CPU."""
     predicted_bytes: int
     fits: int | None
-    """Rows that fit into the memory asked about."""
+    """Rows that fit into the memory asked about, by arithmetic."""
+    fits_tried: int | None
+    """The same, by allocating them; None on a CPU, where memory given is not yet memory there."""
     split: dict[str, float] | None
     """Share of a decode step by part."""
 
@@ -114,8 +116,16 @@ def measure(
         peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         predicted_bytes=held.total,
         fits=None if memory is None else largest_batch(held, memory),
+        fits_tried=_tried(model, policy, budget, load, memory),
         split=parts,
     )
+
+
+def _tried(model: Any, policy: str, budget: str, load: Load, memory: int | None) -> int | None:
+    if memory is None or next(model.parameters()).device.type != "cuda":
+        return None
+    name = "full" if policy == THEIRS else policy
+    return largest_batch_by_allocation(model, name, budget, load.prompt, load.new, memory)
 
 
 def _prompts(model: Any, load: Load) -> list[list[int]]:

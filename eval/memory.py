@@ -68,22 +68,29 @@ def predict(
     Raises:
         UserError: for a model or a budget that cannot be.
     """
-    from kvpolicies.registry import resolve
-
-    chosen: Policy = resolve(policy)
-    length = prompt + new
-    own = in_force(chosen, budget, prompt, new, length)
-    dtype = next(model.parameters()).dtype
-    cache = FixedBudgetCache(model, chosen, own, slots=min(length, own.total), max_length=length)
+    cache, dtype = _cache(model, policy, budget, prompt, new), next(model.parameters()).dtype
     cache.allocate(1, dtype, torch.device("meta"))
-    words = model.get_output_embeddings().weight.shape[0]
     return Memory(
         batch=batch,
         weights=weight_bytes(model),
         cache=batch * cache.cache_bytes(),
         state=batch * cache.state_bytes(),
-        logits=batch * words * (dtype.itemsize + 4),
+        logits=batch * _words(model) * (dtype.itemsize + 4),
     )
+
+
+def _cache(
+    model: Any, policy: Policy | str, budget: Budget | str | int, prompt: int, new: int
+) -> FixedBudgetCache:
+    from kvpolicies.registry import resolve
+
+    chosen, length = resolve(policy), prompt + new
+    own = in_force(chosen, budget, prompt, new, length)
+    return FixedBudgetCache(model, chosen, own, slots=min(length, own.total), max_length=length)
+
+
+def _words(model: Any) -> int:
+    return model.get_output_embeddings().weight.shape[0]
 
 
 def weight_bytes(model: Any) -> int:
@@ -95,6 +102,50 @@ def weight_bytes(model: Any) -> int:
 def largest_batch(one: Memory, memory: int) -> int:
     """Rows that fit into `memory` bytes beside the weights, by arithmetic; 0 = not even one."""
     return max(0, (memory - one.weights) // one.a_row)
+
+
+def largest_batch_by_allocation(
+    model: Any, policy: Policy | str, budget: Budget | str | int, prompt: int, new: int,
+    memory: int, most: int = 4096,
+) -> int:  # fmt: skip
+    """Rows that fit into `memory` bytes on the model's device, by allocating them, in a bisection.
+
+    The allocator rounds, splits and runs out where arithmetic does not: compare the two.
+
+    Args:
+        memory: bytes, the model's weights among them. most: no more rows than this are tried.
+    """
+    weight, weights = next(model.parameters()), weight_bytes(model)
+
+    def fits(rows: int) -> bool:
+        cache = _cache(model, policy, budget, prompt, new)
+        before = _in_use(weight.device, [])
+        try:
+            cache.allocate(rows, weight.dtype, weight.device)
+            shape = (rows, _words(model))
+            logits = [torch.empty(shape, dtype=d, device=weight.device)
+                      for d in (weight.dtype, torch.float32)]  # fmt: skip
+        except torch.OutOfMemoryError:
+            return False
+        state = [t for y in cache.slot_layers for t in y.state.values()]
+        stored = [t for s in cache.stores for t in (s.keys, s.values, s.positions,
+                                                    *s.slot_state.values())]  # fmt: skip
+        return weights + _in_use(weight.device, [*stored, *state, *logits]) - before <= memory
+
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+        if weight.is_cuda:
+            torch.cuda.empty_cache()
+    return low
+
+
+def _in_use(device: torch.device, tensors: list[torch.Tensor]) -> int:
+    """Bytes that the device's allocator has given out; on a CPU, the tensors' storages."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return sum(t.untyped_storage().nbytes() for t in tensors)
 
 
 def preset(name: str) -> Any:

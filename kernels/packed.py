@@ -42,5 +42,7 @@ def packed_attention(
         # Later keys are nobody's yet: half the work.
         visible = Visible(places[:, first:stop], own, places[:, :stop])
         block = queries[:, :, :, first:stop]
-        parts.append(slot_attention(block, keys[:, :, :stop], values[:, :, :stop], visible, softmax))
+        parts.append(
+            slot_attention(block, keys[:, :, :stop], values[:, :, :stop], visible, softmax)
+        )
     return torch.cat(parts, dim=3)

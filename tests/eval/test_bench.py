@@ -78,6 +78,16 @@ def test_the_papers_77_gigabytes_from_the_config_alone() -> None:
     assert memory.largest_batch(held, 141 * 10**9) == (141 * 10**9 - held.weights) // held.a_row
 
 
+@pytest.mark.parametrize("policy", ["full", "streaming", "beacon(n_beacon=4, n_recent=4)", "h2o"])
+def test_the_largest_batch_by_arithmetic_is_the_one_that_can_be_allocated(policy: str) -> None:
+    held = memory.predict(tiny(), policy, "48", 1, 20, 60)
+    for rows in (0, 1, 7, 12):
+        room = held.weights + rows * held.a_row + held.a_row // 2
+        args = (tiny(), policy, "48", 20, 60, room)
+        assert memory.largest_batch_by_allocation(*args, most=64) == rows
+        assert memory.largest_batch(held, room) == rows
+
+
 def test_a_hybrid_models_sliding_layers_do_not_grow() -> None:
     from transformers import GptOssConfig
 

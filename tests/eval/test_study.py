@@ -7,14 +7,16 @@ import pytest
 from kvpolicies.config import dump_yaml
 from kvpolicies.errors import UserError
 from kvpolicies.eval.study import STUDIES, Study, load_study
-from kvpolicies.registry import policy_names
+from kvpolicies.registry import POLICIES, policy_names, resolve
 
 
 def test_defaults_are_filled_in():
     study = Study().resolved()
     assert study.budgets == ("69", "101", "133")
     assert study.problems == 48
-    assert len(study.policies) == len(policy_names()) - 1
+    asis = [name for name in policy_names() if resolve(name).made_for in (None, "embedded")]
+    assert study.policies == tuple(str(resolve(name)) for name in asis if name != "full")
+    assert set(POLICIES) - set(asis) <= {"kvpop", "kvpop_mlp", "dms", "trimkv"}
     assert not any(policy.startswith("full") for policy in study.policies)
     assert study.resolved() == study
 
