@@ -164,7 +164,7 @@ def _theirs(model: Any, prompts: list[list[int]], new: int, mark: Callable[[int]
 def _split(
     model: Any, policy: str, budget: str, prompts: list[list[int]], load: Load
 ) -> dict[str, float]:
-    """Shares over the whole run, prefill included, which a long run makes small."""
+    """Shares of the decode steps."""
     device = next(model.parameters()).device
     with split(resolve(policy), device) as seconds:
         generate(model, prompts, policy, budget, max_new_tokens=load.new, eos_token_id=-1)

@@ -23,7 +23,7 @@ PARTS = ("model", "attention", "observe", "score", "compact", "rest")
 
 @contextmanager
 def split(policy: Policy, device: torch.device) -> Iterator[dict[str, float]]:
-    """Seconds by part, filled while the block runs."""
+    """Seconds by part of all decode steps after the last prefill, filled while the block runs."""
     seconds: defaultdict[str, float] = defaultdict(float)
     open_parts: list[str] = []
 
@@ -42,6 +42,13 @@ def split(policy: Policy, device: torch.device) -> Iterator[dict[str, float]]:
 
         return run
 
+    prefill = loop.Loop._prefill
+
+    def apart(self: Any, new: list[Any]) -> None:
+        prefill(self, new)
+        if new:
+            seconds.clear()  # decode steps are asked about
+
     kind = type(policy)
     laps: list[tuple[Any, str, str]] = [
         (loop, "forward", "model"),
@@ -57,9 +64,11 @@ def split(policy: Policy, device: torch.device) -> Iterator[dict[str, float]]:
         (store, "compact", "compact"),
         (kind, "evicted", "compact"),
     ]
-    before = [(owner, name, owner.__dict__.get(name)) for owner, name, _ in laps]
+    patched = [*[(owner, name) for owner, name, _ in laps], (loop.Loop, "_prefill")]
+    before = [(owner, name, owner.__dict__.get(name)) for owner, name in patched]
     for owner, name, part in laps:
         setattr(owner, name, timed(getattr(owner, name), part))
+    setattr(loop.Loop, "_prefill", apart)  # noqa: B010
     shares: dict[str, float] = {}
     try:
         yield shares
