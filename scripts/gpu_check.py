@@ -27,6 +27,7 @@ from torch import Tensor
 
 from kvpolicies.kernels import backend, causal, compact, decode, fps, future, observe, redundancy
 from kvpolicies.kernels.softmax import Softmax
+from scripts.gpu_training import scoring, training
 
 Row = dict[str, Any]
 
@@ -122,7 +123,7 @@ def _cases(
             lambda: decode.decode_attention(one, k, v, None, softmax).out,
             2 * keys,
         ),
-        ("farthest points", lambda: fps.farthest_points(q.float(), max(1, n // 2)), 4 * q.numel()),
+        ("farthest points", lambda: 1 + fps.farthest_points(q.float(), n // 2 or 1), 4 * q.numel()),
         ("redundancy", lambda: redundancy.key_redundancy(k, held), 2 * keys),
         ("compaction and a copy", refilled, 2 * keys),
         ("causal lse", lambda: causal.causal_lse(all_q, k, softmax), read),
@@ -277,6 +278,8 @@ def main() -> int:
         for part in (
             kernels(clock, args.dry_run, copied),
             foresight(clock, args.dry_run),
+            scoring(clock, args.dry_run),
+            training(clock, args.dry_run),
             graphs(clock, args.dry_run),
             decoding(clock, args.dry_run),
         ):

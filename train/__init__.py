@@ -1,1 +1,1 @@
-"""Still empty: data, the LightningModule and the recipes that train the scorers go here."""
+"""Training of the scorers: recipes, data, the teacher's pass, and a LightningModule around them."""

@@ -22,7 +22,8 @@ def test_the_dry_run_passes(tmp_path: Path) -> None:
     assert len(rows) == len(done.stdout.splitlines()) - 1
     assert all(row["ok"] for row in rows)
     checks = " ".join(row["check"] for row in rows)
-    for part in ("decode attention", "observation scores", "fixed decoding, beacon", "small full"):
+    parts = ("decode attention", "observation scores", "fixed decoding, beacon", "small full")
+    for part in (*parts, "kvpop, a layer's scores", "training step, small, kvpop_mlp"):
         assert part in checks
 
 

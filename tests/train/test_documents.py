@@ -1,0 +1,131 @@
+"""Columns, chats and files: which text of a record is trained on."""
+
+import json
+
+import pytest
+
+from kvpolicies.errors import UserError
+from kvpolicies.eval import embedded, ledger
+from kvpolicies.train import sources
+from kvpolicies.train.documents import columns_of, encoder
+from kvpolicies.train.recipe import Recipe
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+THINKS = (
+    "{% for m in messages %}<{{ m.role }}>[{{ m.reasoning_content }}]{{ m.content }}{% endfor %}"
+)
+
+
+class Letters:
+    """A tokenizer of characters."""
+
+    eos_token_id, unk_token_id = 0, None
+
+    def __init__(self, template: str = ""):
+        self.chat_template = template
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(c) for c in text]
+
+    def apply_chat_template(self, turns, tokenize: bool) -> str:
+        from jinja2 import Template
+
+        return Template(self.chat_template).render(messages=turns)
+
+
+def text(record, template: str = "", how: str = "auto", columns=()) -> str:
+    names = columns_of(record, columns, "here")
+    return "".join(chr(i) for i in encoder(Letters(template), names, how, "here")(record))
+
+
+def test_known_columns_are_found():
+    assert text({"text": "abc", "id": 3}) == "abc\0"
+    assert text({"problem": "p", "solution": "s"}) == "p\n\ns\0"
+    assert text({"problem": "p", "solution": "s"}, TEMPLATE) == "<user>p<assistant>s"
+    assert text({"problem": "p", "solution": "s"}, TEMPLATE, "plain") == "p\n\ns\0"
+    assert text({"text": "abc"}, TEMPLATE) == "abc\0"
+    assert text({"text": "abc"}, TEMPLATE, "chat") == "<user>abc"
+    assert text({"a": "1", "b": "2", "c": "3"}, columns=("c", "a", "b")) == "3\n\n1\n\n2\0"
+    assert text({"problem": "p", "solution": None}) == ""
+    with pytest.raises(UserError, match="no column 'x'; there are a"):
+        columns_of({"a": 1}, ["x"], "here")
+    with pytest.raises(UserError, match="name the columns to read; there are a"):
+        columns_of({"a": 1}, [], "here")
+    with pytest.raises(UserError, match="no chat template"):
+        text({"text": "abc"}, "", "chat")
+
+
+def test_nemotrons_messages_are_read():
+    """As nvidia/Nemotron-Math-v2 has them: reasoning apart, tool calls, content that is null."""
+    record = {
+        "expected_answer": "4",
+        "problem": "2+2",
+        "messages": [
+            {"role": "user", "content": "2+2?"},
+            {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [{}]},
+            {"role": "assistant", "content": "4"},
+        ],
+    }
+    thought = "<think>\nhm\n</think>\n\n"
+    assert text(record, TEMPLATE) == f"<user>2+2?<assistant>{thought}<assistant>4"
+    assert text(record, THINKS) == "<user>[]2+2?<assistant>[hm]<assistant>[]4"
+    as_text = {"messages": json.dumps(record["messages"])}
+    assert text(as_text, TEMPLATE) == text(record, TEMPLATE)
+    sharegpt = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+    assert text(sharegpt, TEMPLATE) == "<user>a<assistant>b"
+    with pytest.raises(UserError, match="list of role and content"):
+        text({"messages": [{"role": "user", "content": 7}]}, TEMPLATE)
+
+
+def test_json_lines_hold_some_out(tmp_path):
+    path = tmp_path / "d.jsonl"
+    path.write_text("\n\n".join(json.dumps({"text": chr(97 + n) * 3}) for n in range(10)))
+    recipe = Recipe(data=str(path), held_out=2)
+    source = sources.open_source(recipe, sources.find(recipe), Letters())
+    assert [chr(d[0]) for d in source.held_out(2)] == ["a", "b"]
+    orders = ["".join(chr(d[0]) for d in source.block(epoch, 0)) for epoch in (0, 1)]
+    assert sorted(orders[0]) == sorted(orders[1]) == list("cdefghij") and orders[0] != orders[1]
+    assert source.block(0, 8) == []
+    with pytest.raises(UserError, match="none is left to train on"):
+        sources.find(Recipe(data=str(path), held_out=10))
+    path.write_text('{"text": "a"}\n{"text": \n')
+    with pytest.raises(UserError, match=r"d\.jsonl:2: malformed JSON"):
+        sources.find(recipe)
+
+
+def test_datasets_are_read_from_a_folder_and_as_a_stream(tmp_path):
+    pytest.importorskip("datasets")
+    lines = "\n".join(json.dumps({"text": chr(97 + n) * 3}) for n in range(20))
+    (tmp_path / "train.jsonl").write_text(lines)
+    found = []
+    for stream in (False, True):
+        recipe = Recipe(data=str(tmp_path), held_out=3, stream=stream)
+        source = sources.open_source(recipe, sources.find(recipe), Letters())
+        assert [chr(d[0]) for d in source.held_out(3)] == ["a", "b", "c"]
+        whole = source.block(0, 0)
+        assert source.block(0, 5) == whole[5:] and source.block(0, 17) == []
+        assert source.block(0, 0) == whole != source.block(1, 0)
+        found.append(sorted(map(tuple, whole)))
+    assert found[0] == found[1] and len(found[0]) == 17
+
+
+def test_a_folder_that_datasets_cannot_read_is_one_line(tmp_path):
+    pytest.importorskip("datasets")
+    (tmp_path / "train.jsonl").write_text("{")
+    with pytest.raises(UserError, match="cannot be loaded") as caught:
+        sources.find(Recipe(data=str(tmp_path)))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_ledger_problems_are_none_that_others_use():
+    """Studies' seeds are >= 0; the shipped model was trained on runs 0 and up."""
+    tokenizer = embedded.load()[1]
+    source = sources.Ledgers(tokenizer, seed=0)
+    block, held_out = source.block(0, 0), source.held_out(8)
+    assert block == sources.Ledgers(tokenizer, seed=0).block(0, 0) != source.block(0, 128)
+    assert not {tuple(d) for d in held_out} & {tuple(d) for d in block}
+    seen = tokenizer.decode(held_out[0])
+    problem = ledger.make_problem(ledger.training_seed(sources.RUN, 0, 0))
+    assert seen == f"{problem.prompt} {problem.trace}"
+    with pytest.raises(UserError, match="trained on ledger traces"):
+        sources.Ledgers(Letters(), seed=0).held_out(1)

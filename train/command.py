@@ -1,0 +1,47 @@
+"""`kvpolicies train`: trains a scorer for a policy such as kvpop, from a recipe.
+
+    kvpolicies train ledger-kvpop                       a recipe of the package, embedded model
+    kvpolicies train my_recipe.yaml --out runs/mine
+
+The same command again continues a run that was stopped, from its newest checkpoint.
+"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from kvpolicies.errors import UserError
+from kvpolicies.train.recipe import load_recipe, shipped
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.description = __doc__
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "recipe", help=f"YAML file, or a recipe of the package: {', '.join(shipped())}"
+    )
+    parser.add_argument("--out", help="folder of the run (default: the recipe's)")
+    parser.add_argument("--seed", type=int, help="(default: the recipe's)")
+    parser.add_argument(
+        "--resume", action="store_true", help="refuse to begin anew where nothing is to continue"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains, and prints the held-out figures. Returns the exit status."""
+    recipe = load_recipe(args.recipe)
+    given = {"out": args.out, "seed": args.seed}
+    recipe = replace(recipe, **{k: v for k, v in given.items() if v is not None})
+    try:
+        import lightning  # noqa: F401
+    except ImportError:
+        raise UserError("training needs lightning: pip install kvpolicies[train]") from None
+    from kvpolicies.train.fit import SCORER, train
+
+    known = train(recipe, args.resume)
+    if "figures" in known:
+        figures = ", ".join(f"{name} {value:.3f}" for name, value in known["figures"].items())
+        print(f"held out: {figures}")
+        print(f"{recipe.kind}(scorer={str(Path(recipe.out) / SCORER)!r}); {known['seconds']:.0f} s")
+    return 0

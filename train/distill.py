@@ -1,0 +1,127 @@
+"""The recipe `distill`, the paper's: the model trains too, under the evictions of its own scorer.
+
+At each full layer the scorer ranks the student's own keys, which tells when each token is evicted,
+and the layer attends under that mask. The student learns to predict as the model did before, dense:
+the divergence over the teacher's likeliest tokens. The scorer learns the boundary loss on what the
+student's queries would attend to, as in `frozen`: no gradient passes through its ranks.
+
+A CPU attends with a mask of S x S booleans a head; a GPU takes FlexAttention's block mask. All
+logits of a row are held at once. Source: KVpop, arXiv 2607.05061.
+"""
+
+import copy
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import flex_attention as flex
+
+from kvpolicies.adapter import Watched
+from kvpolicies.kernels.attention import masked_attention
+from kvpolicies.learned.boundary import retained, static_priorities
+from kvpolicies.learned.mask import block_mask, dense_mask
+from kvpolicies.learned.scorer import Scorer
+from kvpolicies.train.module import Frozen, Learned, share
+from kvpolicies.train.objective import comparable, decay_of, sizes
+from kvpolicies.train.recipe import Recipe
+from kvpolicies.train.teacher import Lesson, Teacher
+
+
+class Distill(Frozen):
+    """Trains `model` and `scorer`; a frozen copy of the model, dense, is the teacher."""
+
+    def __init__(self, model: Any, scorer: Scorer, recipe: Recipe):
+        super().__init__(copy.deepcopy(model), scorer, recipe)
+        self.student = model.requires_grad_(True)
+        given = (self.teacher.delay, self.teacher.aggregate, self.teacher.needs_input)
+        self._pupil = (Teacher(model, *given, unrotated=bool(self.teacher.ropes)),)
+
+    def step(self, tokens: Tensor, documents: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """As in `Frozen`; the loss is the scorer's plus the divergence, `kl` of the parts."""
+        learned = Learned()
+
+        def attend(lesson: Lesson, seen: Watched) -> Tensor:
+            return self.attention(*self.learn(lesson, learned), lesson.documents, seen)
+
+        logits = self._pupil[0].run(tokens, documents, attend, every=True)
+        kl = self.divergence(logits, tokens, documents)
+        means, weighted = learned.means(), self.recipe.kl * kl
+        parts = {**means, "kl": kl.detach(), "loss": means["loss"] + weighted.detach()}
+        return parts, learned.loss() + weighted
+
+    def validation_step(self, batch: dict[str, Tensor], _: int) -> None:
+        """The student's figures, and its divergence, under its own evictions."""
+
+        def attend(lesson: Lesson, seen: Watched) -> Tensor:
+            self.judge(lesson)
+            scores, decay = comparable(self.scorer, lesson), decay_of(self.scorer, lesson.layer)
+            return self.attention(scores, decay, lesson.documents, seen)
+
+        tokens, documents = batch["tokens"], batch["documents"]
+        logits = self._pupil[0].run(tokens, documents, attend, every=True)
+        kl = self.divergence(logits, tokens, documents)
+        self.log("val/kl", kl, sync_dist=False, rank_zero_only=True, batch_size=1)
+
+    def attention(
+        self, scores: Tensor, decay: Tensor | None, documents: Tensor, seen: Watched
+    ) -> Tensor:
+        """[B, H, G, S, D]: the layer's attention to what a cache of the budget would still hold."""
+        priorities = static_priorities(scores, decay, documents)
+        budget = self.recipe.budgets[0]
+        expires = retained(priorities, *sizes(budget), documents)[1]
+        queries, keys, values = seen.queries, seen.keys, seen.values
+        if not queries.is_cuda or not seen.softmax.plain:
+            mask = dense_mask(expires, documents)
+            return masked_attention(queries, keys, values, mask, seen.softmax)
+        out = _flex()(
+            queries.flatten(1, 2),
+            keys,
+            values,
+            block_mask=block_mask(expires, documents, queries.shape[2]),
+            scale=seen.softmax.scale,
+            enable_gqa=True,
+        )
+        return out.view_as(queries)
+
+    def divergence(self, logits: Tensor, tokens: Tensor, documents: Tensor) -> Tensor:
+        """Mean KL from the teacher to logits [B, S, V], over the teacher's `kl_top` likeliest.
+
+        The teacher's probabilities are those among these tokens, the student's among all: what it
+        gives to others costs. Padding counts not.
+        """
+        with torch.no_grad():
+            dense = self.teacher.run(tokens, documents, lambda *_: None, every=True)
+            top, which = dense.float().topk(min(self.recipe.kl_top, dense.shape[-1]), dim=-1)
+            log_p = top.log_softmax(dim=-1)
+        log_q = logits.float().log_softmax(dim=-1).gather(-1, which)
+        each = (log_p.exp() * (log_p - log_q)).sum(dim=-1)
+        # A token alone in its document is padding.
+        before = torch.nn.functional.pad(documents[:, 1:] == documents[:, :-1], (1, 0))
+        real = before | torch.nn.functional.pad(before[:, 1:], (0, 1))
+        per_row = (each * real).sum(dim=-1) / real.sum(dim=-1).clamp_min(1)
+        return per_row.mean()
+
+    def configure_optimizers(self) -> Any:
+        """The scorer's learning rate goes as in `Frozen`, the model's is constant."""
+        recipe = self.recipe
+        beta1, beta2 = recipe.betas
+        groups = [
+            {"params": list(self.scorer.parameters()), "lr": recipe.lr},
+            {"params": list(self.student.parameters()), "lr": recipe.base_lr},
+        ]
+        optimiser = torch.optim.AdamW(
+            groups, betas=(beta1, beta2), weight_decay=recipe.weight_decay
+        )
+        rates = [lambda step: share(recipe, step), lambda _: 1.0]
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, rates)
+        return {
+            "optimizer": optimiser,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }
+
+
+@cache
+def _flex() -> Any:
+    """FlexAttention, which is only worth its while compiled."""
+    return torch.compile(flex.flex_attention, dynamic=False)

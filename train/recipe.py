@@ -1,0 +1,197 @@
+"""A training recipe: one frozen dataclass, which is the YAML file and what run.json tells of a run.
+
+    kind: kvpop
+    data: my_solutions.jsonl
+    columns: [problem, solution]
+    model: smollm2
+    sequence: 1024
+    budget: 256
+
+Everything that can be refused without a model, data or a package is refused here.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kvpolicies.budget import SINKS, Budget
+from kvpolicies.config import load_yaml, option
+from kvpolicies.errors import UserError, nearest
+from kvpolicies.eval import models
+from kvpolicies.learned.config import FEATURES, KINDS
+from kvpolicies.learned.targets import AGGREGATES
+
+RECIPES = Path(__file__).parent / "recipes"
+WORDS = {
+    "kind": KINDS,
+    "recipe": ("frozen", "distill"),
+    "schedule": ("cosine", "linear", "constant"),
+    "aggregate": AGGREGATES,
+    "features": FEATURES,
+    "dtype": ("float32", "bfloat16"),
+    "strategy": ("auto", "ddp", "fsdp"),
+    "template": ("auto", "chat", "plain"),
+}
+# What may differ between a run and the one that continues it.
+FREE = ("out", "devices", "strategy", "device", "workers", "log_every")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides a scorer's weights, and where they go (`out`)."""
+
+    model: str = option("embedded", "embedded, smollm2, a hub id, a folder, or gguf:FILE")
+    kind: str = option("kvpop", f"which policy's scorer: {', '.join(KINDS)}")
+    recipe: str = option("frozen", "frozen: only the scorer trains; distill: the model too")
+    data: str = option("ledger", "ledger, JSON lines, a folder, or a hub id")
+    split: str = option("train", "of a folder or hub id")
+    subset: str = option("", "configuration of a hub id")
+    stream: bool = option(False, "read a hub id as it arrives instead of downloading it first")
+    columns: tuple[str, ...] = option(
+        (), "text columns in order, or one of messages; default: those of known names"
+    )
+    template: str = option("auto", "chat: prompt and answer as turns; plain: one after the other")
+    held_out: int = option(16, "the first so many documents validate and never train")
+    sequence: int = option(16384, "tokens of a row, S: whole documents, packed")
+    batch: int = option(8, "rows of a step, over all devices")
+    accumulate: int = option(1, "parts that a step's rows are run in, one after another")
+    steps: int = option(2000, "optimiser steps")
+    lr: float = option(1e-3, "the scorer's highest learning rate")
+    warmup: int = option(50, "steps in which it rises from 0")
+    schedule: str = option("cosine", "how it falls to 0 by the end: cosine, linear; or constant")
+    weight_decay: float = option(1e-4, "of AdamW")
+    betas: tuple[float, ...] = option((0.9, 0.95), "of AdamW")
+    clip: float = option(1.0, "largest norm of a step's gradient")
+    budget: tuple[int, ...] = option((1024,), "slots of a KV head; of several the loss is the mean")
+    sinks: int = option(SINKS, "first tokens that are never evicted")
+    window: int | None = option(None, "newest that are never evicted; default: 32, or budget/4")
+    delay: int = option(16, "w: a token is scored, and its target begins, so many tokens later")
+    boundary: float = option(1.0, "weight of the boundary loss")
+    regression: float = option(0.0, "weight of the squared error to the targets")
+    regress_first: int = option(0, "steps at the start that train by the squared error alone")
+    margin: bool = option(False, "weigh pairs by how much the teacher's priorities differ")
+    tau: float = option(1.0, "temperature of the boundary loss")
+    min_future: int = option(64, "targets of fewer later queries count nowhere")
+    aggregate: str = option("max", "how targets of a group's query heads become one")
+    memory: int = option(0, "kvpop: rows of the scorer's memory; 0 = head size")
+    hidden: int = option(0, "hidden units of kvpop_mlp and trimkv; 0 = the scorer's default")
+    features: str = option("post_rope", "keys as the scorer sees them: post_rope, pre_rope")
+    at_entry: bool = option(False, "kvpop: score a token as it comes (an ablation)")
+    ages: bool = option(True, "kvpop, kvpop_mlp: learn a decay of priorities with age")
+    base_lr: float = option(8e-5, "distill: the model's learning rate, constant")
+    kl: float = option(1.0, "distill: weight of the divergence from the teacher's logits")
+    kl_top: int = option(256, "distill: the teacher's so many likeliest tokens count")
+    seed: int = option(0, "of the first weights and of the order of documents")
+    dtype: str = option("float32", "of the model; scorers are always float32")
+    device: str = option("auto", "auto, cpu, cuda")
+    devices: int = option(1, "how many; each runs its share of a step's rows")
+    strategy: str = option("auto", "auto, ddp, fsdp")
+    workers: int = option(0, "processes that prepare rows; 0 = none apart")
+    checkpoint_every: int = option(100, "steps")
+    validate_every: int = option(100, "steps")
+    log_every: int = option(10, "steps")
+    out: str = option("results/train", "folder of checkpoints, logs and the scorer")
+
+    def __post_init__(self) -> None:
+        for name, known in WORDS.items():
+            if (value := getattr(self, name)) not in known:
+                raise UserError(f"{name} {value!r}: {nearest(str(value), list(known))}")
+        _check_numbers(self)
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"betas must be two numbers in [0, 1), got {list(self.betas)}")
+        if self.boundary + self.regression <= 0:
+            raise UserError("boundary and regression are both 0: nothing would be learned")
+        if self.at_entry and self.kind != "kvpop":
+            raise UserError(f"at_entry is an ablation of kvpop, not of {self.kind}")
+        if self.recipe == "distill" and (self.kind == "trimkv" or len(self.budget) != 1):
+            raise UserError(
+                "recipe distill needs one budget, and a kind that orders tokens the same at any "
+                "age: not trimkv"
+            )
+        models.check_device(self.device)
+        _check_rows(self)
+        _check_budgets(self)
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """The budgets, with sinks and windows filled in."""
+        parts = {"sinks": self.sinks, "window": self.window}
+        return tuple(Budget.parse(str(total), **parts) for total in self.budget)
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for a run to continue another."""
+        values = {key: value for key, value in asdict(self).items() if key not in FREE}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+def _check_numbers(recipe: Recipe) -> None:
+    least = {
+        "sequence": 2, "batch": 1, "accumulate": 1, "steps": 1, "delay": 1, "min_future": 1,
+        "devices": 1, "checkpoint_every": 1, "validate_every": 1, "log_every": 1, "held_out": 1,
+        "kl_top": 1, "warmup": 0, "regress_first": 0, "memory": 0, "hidden": 0, "seed": 0,
+        "workers": 0, "weight_decay": 0, "boundary": 0, "regression": 0, "kl": 0,
+    }  # fmt: skip
+    for name, low in least.items():
+        if not low <= getattr(recipe, name) < float("inf"):
+            raise UserError(f"{name} must be at least {low}, got {getattr(recipe, name)}")
+    for name in ("lr", "base_lr", "clip", "tau"):
+        if not 0 < getattr(recipe, name) < float("inf"):
+            raise UserError(f"{name} must be above 0, got {getattr(recipe, name)}")
+
+
+def _check_rows(recipe: Recipe) -> None:
+    parts = recipe.devices * recipe.accumulate
+    if recipe.batch % parts:
+        raise UserError(
+            f"batch {recipe.batch} does not divide into {recipe.devices} devices x "
+            f"{recipe.accumulate} parts = {parts}"
+        )
+
+
+def _check_budgets(recipe: Recipe) -> None:
+    """Each budget must leave something to decide in a row of S tokens."""
+    if not recipe.budget:
+        raise UserError("budget: give at least one number of slots")
+    for budget in recipe.budgets:
+        b, s, w = budget.total, recipe.sequence, recipe.delay
+        if w > budget.window:
+            raise UserError(
+                f"delay {w} is larger than the window of {budget.window} that a budget of {b} "
+                "protects: tokens could go before they are scored"
+            )
+        if budget.topk < 2:
+            raise UserError(f"budget {b} leaves {budget.topk} slot to choose; 2 are needed")
+        parts = f"{budget.sinks} sinks + {budget.window} window + {budget.topk} chosen"
+        if s <= b:
+            raise UserError(
+                f"sequence {s} is not longer than the budget {b} ({parts}): nothing would ever be "
+                "evicted"
+            )
+        # The first pair is asked at query B, about token B - window - 1.
+        future = s - (b - budget.window - 1) - w
+        if future < recipe.min_future:
+            raise UserError(
+                f"sequence {s} leaves {s} - ({b} - {budget.window} - 1) - {w} = {future} later "
+                f"queries to the first token in question at budget {b} ({parts}), fewer than "
+                f"min_future {recipe.min_future}"
+            )
+
+
+def load_recipe(name: str) -> Recipe:
+    """The recipe in a YAML file: a path, or the name of one that ships with the package.
+
+    Raises:
+        UserError: no such file, no valid YAML, an unknown key (naming the nearest), a bad value.
+    """
+    if Path(name).is_file():
+        return load_yaml(Recipe, name)
+    if name in shipped():
+        return load_yaml(Recipe, RECIPES / f"{name}.yaml")
+    raise UserError(
+        f"recipe {name}: no such file, and no recipe of the package: {nearest(name, shipped())}"
+    )
+
+
+def shipped() -> list[str]:
+    """Names of the recipes that come with the package."""
+    return sorted(file.stem for file in RECIPES.glob("*.yaml"))

@@ -1,0 +1,109 @@
+"""run.json of a training run: what it was and is, and whether another may continue it."""
+
+import json
+import os
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from kvpolicies.errors import UserError
+from kvpolicies.eval.provenance import describe_model, environment, make_folder
+from kvpolicies.learned.scorer import Scorer
+from kvpolicies.train.recipe import Recipe
+
+NAME = "run.json"
+PACKAGES = ("lightning", "xlstm", "datasets")
+
+
+def check(recipe: Recipe) -> dict[str, Any] | None:
+    """What is known of the run in the recipe's folder, if there is one; writes nothing.
+
+    Raises:
+        UserError: if it is another run, or the folder's file cannot be read.
+    """
+    path = Path(recipe.out) / NAME
+    if not path.exists():
+        if (Path(recipe.out) / "checkpoints").exists():
+            raise UserError(f"{recipe.out}: holds checkpoints without {NAME}; choose another --out")
+        return None
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        before = known["recipe"]
+        changed = [k for k, v in recipe.identity().items() if before.get(k) != v]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{path}: cannot be read; choose another --out") from None
+    if changed:
+        now = recipe.identity()
+        what = ", ".join(f"{key} ({before.get(key)} -> {now[key]})" for key in changed)
+        raise UserError(f"{recipe.out}: holds another run; different: {what}")
+    return known
+
+
+def begin(recipe: Recipe, model: Any, scorer: Scorer) -> None:
+    """Writes run.json, or adds this environment to it.
+
+    Raises:
+        UserError: if the run was begun with other weights of the model.
+    """
+    known = check(recipe)
+    described = describe_model(model)
+    if known is None:
+        known = {
+            "recipe": recipe.identity(),
+            "model": described,
+            "scorer": {
+                "kind": scorer.config.kind,
+                "parameters": sum(p.numel() for p in scorer.parameters()),
+                "state_bytes_a_layer": state_bytes(scorer),
+            },
+            "environments": [],
+            "seconds": 0.0,
+            "finished": False,
+        }
+    if known["model"] != described:
+        raise UserError(f"{recipe.out}: was begun with other weights of {recipe.model}")
+    here = environment()
+    here["packages"].update({name: _version(name) for name in PACKAGES})
+    if here not in known["environments"]:
+        known["environments"].append(here)
+    _write(recipe, known)
+
+
+def finish(recipe: Recipe, figures: Mapping[str, float], seconds: float) -> dict[str, Any]:
+    """Adds the final figures; returns what run.json says now.
+
+    Args:
+        seconds: of this start of the run; those before a kill are not counted.
+    """
+    known = check(recipe)
+    assert known is not None
+    known.update(finished=True, figures=dict(figures), seconds=round(known["seconds"] + seconds, 1))
+    _write(recipe, known)
+    return known
+
+
+def state_bytes(scorer: Scorer) -> int:
+    """What a sequence carries along at one layer, float32."""
+    sizes = 0
+    for shape in scorer.config.state_shapes.values():
+        size = 4
+        for side in shape:
+            size *= side
+        sizes += size
+    return sizes
+
+
+def _write(recipe: Recipe, known: Mapping[str, Any]) -> None:
+    folder = Path(recipe.out)
+    make_folder(folder)
+    half = folder / f"{NAME}.part"
+    half.write_text(json.dumps(known, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(half, folder / NAME)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,112 @@
+"""One pass of a model over packed documents, layer by layer.
+
+At each full layer what a scorer needs is handed to `learn`: what the scorer reads, and what it
+should have known. Nothing of a layer is kept when the next one runs: its queries and keys, and
+the graph of its scores, are gone by then.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvpolicies.adapter import Watched, uncached_forward, watched_dense
+from kvpolicies.architecture import find_ropes
+from kvpolicies.kernels.retention import document_bounds
+from kvpolicies.learned.scorer import Scorer
+from kvpolicies.learned.targets import targets_of
+from kvpolicies.rope import Rope
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One layer's part of a batch."""
+
+    layer: int
+    keys: Tensor
+    """[B, H, S, D], as the scorer's features say."""
+    values: Tensor
+    """[B, H, S, D]."""
+    inputs: Tensor | None
+    """[B, S, E], for scorers that read the attention's input."""
+    targets: Tensor
+    """[B, H, S] float32."""
+    futures: Tensor
+    """[B, S] int32, later queries that each target is a mean of."""
+    documents: Tensor
+    """[B, S]."""
+
+    def scores(self, scorer: Scorer) -> Tensor:
+        """The scorer's r [B, H, S] of this layer."""
+        return scorer.scores(self.layer, self.keys, self.values, self.inputs, self.documents)
+
+
+def positions_in(documents: Tensor) -> Tensor:
+    """[B, S] int64: from 0 in each document."""
+    at = torch.arange(documents.shape[-1], device=documents.device)
+    return at - document_bounds(documents, documents)[0]
+
+
+class Teacher:
+    """A model, and what its scorer wants to see of it.
+
+    Args:
+        delay: w, from which later query on attention counts.
+        aggregate: of the targets of a group's query heads.
+        needs_input: hand over the attention's inputs.
+        unrotated: hand over keys before RoPE.
+    """
+
+    def __init__(
+        self, model: Any, delay: int, aggregate: str, needs_input: bool, unrotated: bool
+    ) -> None:
+        self.model, self.delay, self.aggregate = model, delay, aggregate
+        self.needs_input = needs_input
+        self.ropes: list[Rope] = find_ropes(model) if unrotated else []
+
+    @torch.no_grad()
+    def teach(self, tokens: Tensor, documents: Tensor, learn: Callable[[Lesson], Any]) -> None:
+        """Runs the model on tokens [B, S] and calls `learn` at each full layer, without gradient.
+
+        Args:
+            documents: [B, S] integer, never falling along a row; attention and positions keep to
+                each.
+        """
+
+        def look(lesson: Lesson, _: Watched) -> None:
+            learn(lesson)
+
+        self.run(tokens, documents, look)
+
+    def run(
+        self,
+        tokens: Tensor,
+        documents: Tensor,
+        learn: Callable[[Lesson, Watched], Tensor | None],
+        every: bool = False,
+    ) -> Tensor:
+        """The same with gradient, and with attention of its own where `learn` returns some.
+
+        Returns:
+            Last logits [B, V], or with `every` all of them [B, S, V].
+        """
+        positions = positions_in(documents)
+
+        def see(seen: Watched) -> Tensor | None:
+            targets, futures = targets_of(
+                *(seen.queries, seen.keys, seen.softmax, self.delay, documents, self.aggregate)
+            )
+            keys = self._features(seen.layer, seen.keys, positions)
+            given = (keys, seen.values, seen.inputs, targets, futures, documents)
+            return learn(Lesson(seen.layer, *given), seen)
+
+        with watched_dense(self.model, see, documents, self.needs_input):
+            return uncached_forward(self.model, every)(tokens, positions)
+
+    def _features(self, layer: int, keys: Tensor, positions: Tensor) -> Tensor:
+        if not self.ropes:
+            return keys
+        self.ropes[layer].prepare(int(positions.max()) + 1, keys.device)
+        return self.ropes[layer].unrotate(keys.detach(), positions)
