@@ -21,7 +21,7 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/ready: pyproject.toml constraints.txt | .venv/bin/pip
-	$(BIN)/pip install -c constraints.txt -e .
+	$(BIN)/pip install -c constraints.txt -e ".[learned]"
 	@touch $@
 
 .venv/ready-dev: pyproject.toml constraints.txt | .venv/bin/pip

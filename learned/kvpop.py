@@ -1,6 +1,7 @@
 """kvpop: a recurrent scorer reads each token when it leaves the window (KVpop)."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from torch import Tensor
 
@@ -54,6 +55,11 @@ class KVpop(KVpopMLP):
 
     name = "kvpop"
     source = "KVpop, arXiv 2607.05061"
+
+    @property
+    def made_for(self) -> str | None:
+        """See `Learned`; without xlstm it runs on nothing."""
+        return super().made_for if find_spec("xlstm") else ""
 
 
 def _newest(view: View, step: Step) -> tuple[Tensor, Tensor]:

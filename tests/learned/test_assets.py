@@ -1,0 +1,46 @@
+"""The scorer that comes with the package, found by the bare name on the embedded model."""
+
+import csv
+
+import pytest
+import torch
+
+import kvpolicies
+from kvpolicies.errors import UserError
+from kvpolicies.eval import embedded, ledger
+from kvpolicies.eval.study import Study
+from kvpolicies.learned.policy import ASSETS
+from kvpolicies.registry import resolve
+from tests.support.models import prompts, tiny
+
+
+def test_default_studies_of_the_embedded_model_have_it_and_no_others() -> None:
+    assert "kvpop" in Study().resolved().policies
+    other = Study(model="smollm2", task="fidelity", data="x.jsonl").resolved().policies
+    assert "kvpop" not in other and "beacon" in other
+
+
+def test_it_runs_on_the_embedded_model_and_keeps_what_it_scored() -> None:
+    model, tokenizer = embedded.load()
+    problem = ledger.make_problem(0, length=300)
+    prompt = tokenizer(problem.prompt)["input_ids"]
+    (made,) = kvpolicies.generate(model, [prompt], "kvpop", 69, max_new_tokens=60)
+    assert made.max_slots == 69 and made.state_bytes > 0
+    again = kvpolicies.generate(model, [prompt, prompt[:40]], "kvpop", 69, max_new_tokens=60)
+    assert again[0].tokens == made.tokens
+
+
+def test_another_model_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match="trained for Qwen3ForCausalLM of 4 layers"):
+        kvpolicies.generate(tiny(), prompts(20), "kvpop", 64, max_new_tokens=4)
+
+
+def test_what_ships_is_small_and_its_curves_rise_above_chance() -> None:
+    files = [file for file in ASSETS.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 2 << 20
+    with (ASSETS / "kvpop" / "figures.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    last = [row for row in rows if row["step"] == rows[-1]["step"]]
+    gained = torch.tensor([float(row["recall"]) - float(row["chance"]) for row in last])
+    assert len(last) == 4 * 2 * 3 and gained.mean() > 0.4
+    assert resolve("kvpop").config.window == 16
