@@ -23,34 +23,30 @@ PARTS = ("model", "attention", "observe", "score", "compact", "rest")
 
 @contextmanager
 def split(policy: Policy, device: torch.device) -> Iterator[dict[str, float]]:
-    """Seconds by part of all decode steps after the last prefill, filled while the block runs."""
-    seconds: defaultdict[str, float] = defaultdict(float)
-    open_parts: list[str] = []
+    """Seconds by part of all decode steps after the last prefill, filled when the block ends."""
+    clock, shares = _Clock(device), dict[str, float]()
+    patched: list[tuple[Any, str, Any]] = [
+        (owner, name, clock.timed(getattr(owner, name), part))
+        for owner, name, part in _laps(type(policy))
+    ]
+    patched.append((loop.Loop, "_prefill", clock.restarted_after(loop.Loop._prefill)))
+    before = [(owner, name, owner.__dict__.get(name)) for owner, name, _ in patched]
+    for owner, name, function in patched:
+        setattr(owner, name, function)
+    try:
+        yield shares
+    finally:
+        for owner, name, original in before:
+            if original is None:  # inherited
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+        shares.update({part: clock.seconds[part] for part in PARTS})
 
-    def timed(function: Callable[..., Any], part: str) -> Any:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            open_parts.append(part)
-            begin = _now(device)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                lap = _now(device) - begin
-                open_parts.pop()
-                seconds[part] += lap
-                if open_parts:  # what contains this part does not count it twice
-                    seconds[open_parts[-1]] -= lap
 
-        return run
-
-    prefill = loop.Loop._prefill
-
-    def apart(self: Any, new: list[Any]) -> None:
-        prefill(self, new)
-        if new:
-            seconds.clear()  # decode steps are asked about
-
-    kind = type(policy)
-    laps: list[tuple[Any, str, str]] = [
+def _laps(kind: type[Policy]) -> list[tuple[Any, str, str]]:
+    """(owner, name, part) of the functions that are timed."""
+    return [
         (loop, "forward", "model"),
         (fixed.FixedStep, "_replayed", "model"),
         (fixed.FixedStep, "_call", "model"),
@@ -64,21 +60,42 @@ def split(policy: Policy, device: torch.device) -> Iterator[dict[str, float]]:
         (store, "compact", "compact"),
         (kind, "evicted", "compact"),
     ]
-    patched = [*[(owner, name) for owner, name, _ in laps], (loop.Loop, "_prefill")]
-    before = [(owner, name, owner.__dict__.get(name)) for owner, name in patched]
-    for owner, name, part in laps:
-        setattr(owner, name, timed(getattr(owner, name), part))
-    setattr(loop.Loop, "_prefill", apart)  # noqa: B010
-    shares: dict[str, float] = {}
-    try:
-        yield shares
-    finally:
-        for owner, name, original in before:
-            if original is None:  # inherited
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
-        shares.update({part: seconds[part] for part in PARTS})
+
+
+class _Clock:
+    """Seconds by part; a part inside another is not counted twice."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._open: list[str] = []
+
+    def timed(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
+        """The function, its time added to `part`."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._open.append(part)
+            begin = _now(self.device)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                lap = _now(self.device) - begin
+                self._open.pop()
+                self.seconds[part] += lap
+                if self._open:
+                    self.seconds[self._open[-1]] -= lap
+
+        return run
+
+    def restarted_after(self, prefill: Callable[..., Any]) -> Callable[..., Any]:
+        """The loop's prefill, after which all seconds are zero: decode steps are asked about."""
+
+        def run(owner: Any, new: list[Any]) -> None:
+            prefill(owner, new)
+            if new:
+                self.seconds.clear()
+
+        return run
 
 
 def _now(device: torch.device) -> float:

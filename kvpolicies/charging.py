@@ -1,4 +1,4 @@
-"""A policy's own state charged to its budget: what it remembers elsewhere, it may not keep as slots.
+"""A policy's own state charged to its budget: what it holds elsewhere, it may not keep as slots.
 
 Under the common budget all policies hold the same slots, and their state (observation queries, a
 scorer's memory, a number a slot) is reported beside it in bytes. Charged, each gives up as many

@@ -35,7 +35,7 @@ class Distill(Frozen):
         super().__init__(copy.deepcopy(model), scorer, recipe)
         self.student = model.requires_grad_(True)
         given = (self.teacher.delay, self.teacher.aggregate, self.teacher.needs_input)
-        self._pupil = (Teacher(model, *given, unrotated=bool(self.teacher.ropes)),)
+        self._pupil = (Teacher(model, *given, unrotated=self.teacher.unrotated),)
 
     def step(self, tokens: Tensor, documents: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """As in `Frozen`; the loss is the scorer's plus the divergence, `kl` of the parts."""

@@ -126,6 +126,7 @@ def make_trainer(recipe: Recipe) -> lightning.Trainer:
     warnings.filterwarnings("ignore", module=r"lightning\..*")
     warnings.filterwarnings("ignore", module=r"torch\.utils\.data.*")
     out, distills = Path(recipe.out), recipe.recipe == "distill"
+    kind, _, number = recipe.device.partition(":")
     csv = CSVLogger(str(out / "logs"), name="csv", flush_logs_every_n_steps=recipe.log_every)
     board = TensorBoardLogger(str(out / "logs"), name="tensorboard")
     checkpoints = ModelCheckpoint(
@@ -135,8 +136,8 @@ def make_trainer(recipe: Recipe) -> lightning.Trainer:
         save_on_train_epoch_end=False,
     )
     return lightning.Trainer(
-        accelerator={"auto": "auto", "cpu": "cpu", "mps": "mps"}.get(recipe.device, "cuda"),
-        devices=recipe.devices,
+        accelerator=kind,
+        devices=[int(number)] if number else recipe.devices,
         strategy=recipe.strategy,
         precision="bf16-mixed" if distills and recipe.dtype == "bfloat16" else "32-true",
         max_steps=recipe.steps,

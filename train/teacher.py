@@ -63,8 +63,8 @@ class Teacher:
         self, model: Any, delay: int, aggregate: str, needs_input: bool, unrotated: bool
     ) -> None:
         self.model, self.delay, self.aggregate = model, delay, aggregate
-        self.needs_input = needs_input
-        self.ropes: list[Rope] = find_ropes(model) if unrotated else []
+        self.needs_input, self.unrotated = needs_input, unrotated
+        self._ropes: list[Rope] = []
 
     @torch.no_grad()
     def teach(self, tokens: Tensor, documents: Tensor, learn: Callable[[Lesson], Any]) -> None:
@@ -106,7 +106,9 @@ class Teacher:
             return uncached_forward(self.model, every)(tokens, positions)
 
     def _features(self, layer: int, keys: Tensor, positions: Tensor) -> Tensor:
-        if not self.ropes:
+        if not self.unrotated:
             return keys
-        self.ropes[layer].prepare(int(positions.max()) + 1, keys.device)
-        return self.ropes[layer].unrotate(keys.detach(), positions)
+        if not self._ropes:  # not before: they stay on the device that the model is on now
+            self._ropes = find_ropes(self.model)
+        self._ropes[layer].prepare(int(positions.max()) + 1, keys.device)
+        return self._ropes[layer].unrotate(keys.detach(), positions)
