@@ -38,7 +38,8 @@ def test_the_loop_is_watched_and_left_as_it_was() -> None:
     marks, mark = stopwatch(torch.device("cpu"))
     mark(0)
     with watched(mark):
-        options = {"max_new_tokens": 6, "eos_token_id": -1}
-        kvpolicies.generate(tiny(), prompts(20, 40), "streaming", 24, **options)
+        kvpolicies.generate(
+            tiny(), prompts(20, 40), "streaming", 24, max_new_tokens=6, eos_token_id=-1
+        )
     assert [m.tokens for m in marks] == [0, 1, 2, 3, 4, 5, 6]
     assert before == (loop.Loop._prefill, loop.Loop._decode)

@@ -102,7 +102,7 @@ def test_nothing_is_read_back_in_a_step(
 def test_the_watch_sees_what_waits() -> None:
     x, reading = torch.arange(4.0), _Reading()
     with reading:
-        bool(x.any()), x.max().item(), x[x > 1], x.nonzero()
+        _ = bool(x.any()), x.max().item(), x[x > 1], x.nonzero()
     assert len(reading.seen) >= 4
 
 
