@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SUFFIXES = {".py", ".safetensors", ".json", ".md", ".yaml", ".html", ".j2"}
+SUFFIXES = {".py", ".safetensors", ".json", ".md", ".yaml", ".html", ".j2", ".csv"}
 
 
 def expected() -> set[str]:
