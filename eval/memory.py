@@ -127,10 +127,9 @@ def largest_batch_by_allocation(
                       for d in (weight.dtype, torch.float32)]  # fmt: skip
         except torch.OutOfMemoryError:
             return False
-        state = [t for y in cache.slot_layers for t in y.state.values()]
-        stored = [t for s in cache.stores for t in (s.keys, s.values, s.positions,
-                                                    *s.slot_state.values())]  # fmt: skip
-        return weights + _in_use(weight.device, [*stored, *state, *logits]) - before <= memory
+        held = [t for store in cache.stores for t in store.stored]
+        held += [t for layer in cache.slot_layers for t in layer.state.values()]
+        return weights + _in_use(weight.device, [*held, *logits]) - before <= memory
 
     low, high = 0, most
     while low < high:

@@ -56,6 +56,11 @@ class SlotStore:
         self.bad_scores = torch.zeros(layers, dtype=torch.bool, device=g.device)
         self.members: list[SlotLayer] = []
 
+    @property
+    def stored(self) -> list[Tensor]:
+        """All that moves with a slot: [Y, B, H, C, ...]."""
+        return [self.keys, self.values, self.positions, *self.slot_state.values()]
+
     def make_room(self, rows: slice, drops: Sequence[int], members: slice = slice(None)) -> None:
         """Evicts `drops[i]` slots of every head of each row; 0 leaves a row alone.
 
@@ -93,8 +98,7 @@ class SlotStore:
             when = on_device(view.seen, gone.device).to(torch.int32)
             times = when[:, None, None].expand(gone.shape)
             self.eviction_times[members, rows].scatter_(-1, gone, times)
-        stored = [self.keys, self.values, self.positions, *self.slot_state.values()]
-        compact([t[members, rows] for t in stored], victims, length)
+        compact([t[members, rows] for t in self.stored], victims, length)
         self.positions[members, rows, :, length - n_drop : length] = -1
         for layer in layers:
             layer.shrink(rows, n_drop)

@@ -1,1 +1,1 @@
-"""Still empty: targets of future attention, boundary loss, scorers and learned policies go here."""
+"""Trained eviction: targets of future attention, boundary loss, scorers and their policies."""

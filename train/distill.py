@@ -10,7 +10,7 @@ logits of a row are held at once. Source: KVpop, arXiv 2607.05061.
 """
 
 import copy
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from kvpolicies.kernels.attention import masked_attention
 from kvpolicies.learned.boundary import retained, static_priorities
 from kvpolicies.learned.mask import block_mask, dense_mask
 from kvpolicies.learned.scorer import Scorer
-from kvpolicies.train.module import Frozen, Learned, share
+from kvpolicies.train.module import Frozen, Learned, Pace, share
 from kvpolicies.train.objective import comparable, decay_of, sizes
 from kvpolicies.train.recipe import Recipe
 from kvpolicies.train.teacher import Lesson, Teacher
@@ -102,23 +102,10 @@ class Distill(Frozen):
         per_row = (each * real).sum(dim=-1) / real.sum(dim=-1).clamp_min(1)
         return per_row.mean()
 
-    def configure_optimizers(self) -> Any:
-        """The scorer's learning rate goes as in `Frozen`, the model's is constant."""
-        recipe = self.recipe
-        beta1, beta2 = recipe.betas
-        groups = [
-            {"params": list(self.scorer.parameters()), "lr": recipe.lr},
-            {"params": list(self.student.parameters()), "lr": recipe.base_lr},
-        ]
-        optimiser = torch.optim.AdamW(
-            groups, betas=(beta1, beta2), weight_decay=recipe.weight_decay
-        )
-        rates = [lambda step: share(recipe, step), lambda _: 1.0]
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, rates)
-        return {
-            "optimizer": optimiser,
-            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
-        }
+    def paces(self) -> list[Pace]:
+        """The scorer goes as in `Frozen`, the model at a constant rate."""
+        own = Pace(list(self.scorer.parameters()), self.recipe.lr, partial(share, self.recipe))
+        return [own, Pace(list(self.student.parameters()), self.recipe.base_lr, lambda _: 1.0)]
 
 
 @cache

@@ -7,18 +7,29 @@ accumulation, DDP and FSDP see an ordinary loss.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import lightning
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kvpolicies.learned.scorer import Scorer
 from kvpolicies.train.figures import Figures
 from kvpolicies.train.objective import Objective, Parts, comparable, decay_of, figures
 from kvpolicies.train.recipe import Recipe
 from kvpolicies.train.teacher import Lesson, Teacher
+
+
+class Pace(NamedTuple):
+    """Parameters that learn at one rate."""
+
+    parameters: list[nn.Parameter]
+    lr: float
+    """The highest rate."""
+    share: Callable[[int], float]
+    """Of it, at an optimiser step."""
 
 
 class Frozen(lightning.LightningModule):
@@ -103,14 +114,20 @@ class Frozen(lightning.LightningModule):
         if self.trainer.is_global_zero:
             self.figures.write(self.global_step)
 
+    def paces(self) -> list[Pace]:
+        """What trains, and how fast; the rate rises for `warmup` steps and falls by schedule."""
+        return [Pace(list(self.parameters()), self.recipe.lr, partial(share, self.recipe))]
+
     def configure_optimizers(self) -> Any:
-        """AdamW; the learning rate rises for `warmup` steps and falls as the schedule says."""
-        recipe = self.recipe
-        beta1, beta2 = recipe.betas
+        """AdamW at the paces."""
+        beta1, beta2 = self.recipe.betas
+        paces = self.paces()
         optimiser = torch.optim.AdamW(
-            self.parameters(), recipe.lr, betas=(beta1, beta2), weight_decay=recipe.weight_decay
+            [{"params": pace.parameters, "lr": pace.lr} for pace in paces],
+            betas=(beta1, beta2),
+            weight_decay=self.recipe.weight_decay,
         )
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: share(recipe, step))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, [pace.share for pace in paces])
         return {
             "optimizer": optimiser,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},

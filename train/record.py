@@ -1,6 +1,7 @@
 """run.json of a training run: what it was and is, and whether another may continue it."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from importlib import metadata
@@ -85,13 +86,7 @@ def finish(recipe: Recipe, figures: Mapping[str, float], seconds: float) -> dict
 
 def state_bytes(scorer: Scorer) -> int:
     """What a sequence carries along at one layer, float32."""
-    sizes = 0
-    for shape in scorer.config.state_shapes.values():
-        size = 4
-        for side in shape:
-            size *= side
-        sizes += size
-    return sizes
+    return sum(4 * math.prod(shape) for shape in scorer.config.state_shapes.values())
 
 
 def _write(recipe: Recipe, known: Mapping[str, Any]) -> None:

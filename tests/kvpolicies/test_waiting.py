@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import kvpolicies
 from kvpolicies import loop
@@ -18,12 +17,12 @@ from kvpolicies.budget import Budget
 from kvpolicies.store import SlotStore
 from tests.support.futures import continuation
 from tests.support.models import prompts, tiny
+from tests.support.reading import Reading
 from tests.support.specs import LOOKING_AHEAD, NEEDING_INPUT, REPLAYABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = prompts(5, 70, 17, 33, 1, 100)
 LIMITS = [3, 40, 9, 25, 12, 33]
-READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "unique_dim")
 
 
 def run(spec: str, **options: Any) -> list[Any]:
@@ -60,23 +59,6 @@ def test_what_comes_after_a_stop_token_is_thrown_away(monkeypatch: pytest.Monkey
     same(run("streaming", eos_token_id=stops), before)
 
 
-class _Reading(TorchDispatchMode):
-    """Notes operators that hand values to the host."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        boolean = name.startswith("index") and any(
-            isinstance(i, torch.Tensor) and i.dtype == torch.bool for i in args[1] or ()
-        )
-        if name in READS or boolean:
-            self.seen.append(name)
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("step", ["eager", "fixed"])
 @pytest.mark.parametrize("spec", REPLAYABLE)
 def test_nothing_is_read_back_in_a_step(
@@ -87,7 +69,7 @@ def test_nothing_is_read_back_in_a_step(
     monkeypatch.setitem(loop.LOOK_EVERY, "cpu", 8)
     # On a CPU, where it costs nothing, a NaN is found at once.
     monkeypatch.setattr(SlotStore, "check_scores", lambda self: None)
-    reading, decode, steps = _Reading(), loop.Loop._decode, [0]
+    reading, decode, steps = Reading(), loop.Loop._decode, [0]
 
     def watched(self: Any, active: Any) -> None:
         steps[0] += 1
@@ -100,7 +82,7 @@ def test_nothing_is_read_back_in_a_step(
 
 
 def test_the_watch_sees_what_waits() -> None:
-    x, reading = torch.arange(4.0), _Reading()
+    x, reading = torch.arange(4.0), Reading()
     with reading:
         _ = bool(x.any()), x.max().item(), x[x > 1], x.nonzero()
     assert len(reading.seen) >= 4

@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import kvpolicies
 from kvpolicies.budget import Budget
@@ -23,6 +21,7 @@ from kvpolicies.steps import Tokens, process
 from kvpolicies.store import SlotStore
 from tests.kvpolicies.test_cache import check, plain_rope
 from tests.support.models import prompts, tiny
+from tests.support.reading import Reading
 from tests.support.scorers import WINDOW
 from tests.support.specs import LEARNED
 
@@ -185,20 +184,17 @@ def test_invariants_and_no_waiting_for_the_device(
 ) -> None:
     """As tests/kvpolicies/test_cache.py does for policies that take any sizes."""
 
-    class NoReading(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
-            assert "_local_scalar_dense" not in str(func) and "nonzero" not in str(func)
-            return func(*args, **(kwargs or {}))
-
     monkeypatch.setattr(SlotStore, "check_scores", lambda self: None)
     layer, tokens = layer_of(spec, [Budget(40, 2, 8), Budget(32, 3, 12)]), draw(2, 120)
+    reading = Reading()
     first = 0
     for n in [20, 30, 1, 5] + [1] * 40:
-        with NoReading():
+        with reading:
             process(layer, tokens.part(slice(0, 2), slice(first, first + n)), [0, 1], [n, n])
         first += n
         check(layer, [0, 1], True)
     assert layer.peak == [40, 32]
+    assert reading.seen == []
 
 
 @pytest.mark.parametrize("spec", LEARNED)
