@@ -94,6 +94,6 @@ def serve(
     stepping = seconds(static, to_the_end)
     total = sum(lengths)
     return Served(
-        policy, budget, queue.requests, queue.batch, total,
+        policy, "" if policy == "full" else budget, queue.requests, queue.batch, total,
         round(total / replaced, 2), round(total / stepping, 2),
     )  # fmt: skip

@@ -40,13 +40,15 @@ def inspect_model(model: Any, policy: Policy | None = None) -> Shape:
     modules = attention_modules(model)
     if not reason and len(modules) != config.num_hidden_layers:
         reason = f"{len(modules)} attention layers for {config.num_hidden_layers} decoder layers"
+    heads = getattr(config, "num_attention_heads", 0)
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    if not reason and heads % kv_heads:
+        reason = f"{heads} query heads cannot share {kv_heads} KV heads evenly"
     spans = () if reason else _spans(config)
     if not reason and policy is not None:
         reason = _why_not_under(policy, modules, spans)
     if reason:
         raise UserError(f"model {name} ({config.model_type}) is not supported: {reason}")
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     return Shape(config.num_hidden_layers, kv_heads, heads // kv_heads, head_dim, spans)
 

@@ -12,7 +12,9 @@ import argparse
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tail", default="50:2000", help="their shortest and longest number of new tokens")
     add("--no-split", action="store_true", help="leave out where a step's time goes")
     add("--predict-only", action="store_true", help="memory by arithmetic; nothing is run")
-    add("--out", default="results/bench", help="folder for bench.csv, bench.jsonl, run.json, plots")
+    add("--out", default="results/bench", help="folder for bench.csv, bench.jsonl, run.json, plots (no plots of queues)")
     parser.description = __doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
 def run(args: argparse.Namespace) -> int:
     """Measures what is missing, writes and prints the table."""
-    from kvpolicies.eval.bench import Load, Row, measure
+    from kvpolicies.eval.bench import Load
     from kvpolicies.eval.provenance import environment, make_folder
 
     policies, budgets = split_specs(args.policies), args.budgets.split(",")
@@ -68,66 +70,58 @@ def run(args: argparse.Namespace) -> int:
     if args.predict_only:
         print_table(_predicted(args, policies, budgets, loads, memory))
         return 0
-    if args.requests is not None:
-        return _queue(args, policies, budgets, loads)
+    kind, run_cell = _measuring(args, memory) if args.requests is None else _serving(args, policies)
     asked = _asked(out, args)
     model = _model(args)
     make_folder(out)
     if not (out / RUN).exists():
         record = {"bench": asked, "environment": environment()}
         (out / RUN).write_text(json.dumps(record, indent=2) + "\n")
-    known = _known(out / RESULTS)
-    done = {(r["policy"], r["budget"], r["batch"]) for r in known}
-    rows = [Row(**record) for record in known]
+    rows = [kind(**record) for record in _known(out / RESULTS)]
+    done = {(row.policy, row.budget, row.batch) for row in rows}
     with (out / RESULTS).open("a") as file:
         for policy, budget, load in _cells(policies, budgets, loads):
             shown = "" if policy in ("full", "transformers") else budget
             if (policy, shown, load.batch) in done:
                 continue
-            row = measure(
-                model,
-                policy,
-                budget,
-                load,
-                repeats=args.repeats,
-                step=args.step,
-                with_split=not args.no_split,
-                memory=memory,
-            )
+            row = run_cell(model, policy, budget, load)
             file.write(json.dumps(asdict(row)) + "\n")
             file.flush()
             os.fsync(file.fileno())
             rows.append(row)
     flat = [row.flat() for row in rows]
     write_csv(out / TABLE, flat)
-    _plots(out, rows, model)
+    if args.requests is None:
+        _plots(out, rows, model)
     print_table(flat)
     print(f"\n{len(flat)} rows. Table: {out / TABLE}")
     return 0
 
 
-def _queue(
-    args: argparse.Namespace, policies: list[str], budgets: list[str], loads: list[Any]
-) -> int:
-    """Requests of many lengths, served both ways."""
+def _measuring(args: argparse.Namespace, memory: int) -> tuple[Any, Callable[..., Any]]:
+    """What a cell's row is, and how it is measured: rows that all run to the end."""
+    from kvpolicies.eval.bench import Row, measure
+
+    split = not args.no_split
+    given = {"repeats": args.repeats, "step": args.step, "with_split": split, "memory": memory}
+    return Row, partial(measure, **given)
+
+
+def _serving(args: argparse.Namespace, policies: list[str]) -> tuple[Any, Callable[..., Any]]:
+    """The same for requests of many lengths, served both ways."""
     from rich import print as say
 
-    from kvpolicies.eval.provenance import environment, make_folder
-    from kvpolicies.eval.replacement import Queue, parse_tail, serve
+    from kvpolicies.eval.replacement import Queue, Served, parse_tail, serve
 
     if args.requests < 1 or "transformers" in policies:
         raise UserError("--requests: needs at least one, and policies of ours alone")
-    queues = [Queue(args.requests, *parse_tail(args.tail), args.prompt, x.batch) for x in loads]
-    out, model, rows = Path(args.out), _model(args), []
-    make_folder(out)
-    for queue in queues:
-        for policy in policies:
-            for budget in budgets:
-                rows.append(serve(model, policy, budget, queue, args.step, say).flat())
-                record = {"queue": vars(queue), "rows": rows, "environment": environment()}
-                (out / "queue.json").write_text(json.dumps(record, indent=2) + "\n")
-    print_table(rows)
-    return 0
+    low, high = parse_tail(args.tail)
+
+    def run_cell(model: Any, policy: str, budget: str, load: Any) -> Any:
+        queue = Queue(args.requests, low, high, args.prompt, load.batch)
+        return serve(model, policy, budget, queue, args.step, say)
+
+    return Served, run_cell
 
 
 def parse_bytes(text: str) -> int:
@@ -212,8 +206,13 @@ def _model(args: argparse.Namespace) -> Any:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(_config(args), dtype=getattr(torch, args.dtype))
+    config = _config(args)
+    try:
+        with torch.device(device):
+            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, args.dtype))
+    except Exception as error:  # torch and transformers raise what they like
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(f"--random on {device}: no model can be made: {first}") from error
     return model.eval()
 
 
@@ -241,16 +240,19 @@ def _predicted(
 
 def _asked(out: Path, args: argparse.Namespace) -> dict[str, Any]:
     """What all rows of a folder share; a folder that holds another bench is refused."""
-    keys = ("model", "random", "prompt", "new", "repeats", "step", "dtype", "device", "memory",
-            "no_split")  # fmt: skip
+    keys = ("model", "random", "prompt", "new", "repeats", "step", "requests", "tail", "dtype",
+            "device", "memory", "no_split")  # fmt: skip
     asked = {key: getattr(args, key) for key in keys}
     if (out / RUN).exists():
         try:
-            before = json.loads((out / RUN).read_text())["bench"]
+            before = dict(json.loads((out / RUN).read_text())["bench"])
         except (ValueError, KeyError, TypeError):
             raise UserError(f"--out {out}: {RUN} cannot be read; choose another folder") from None
-        if before != asked:
-            raise UserError(f"--out {out}: holds another bench ({before}); choose another folder")
+        other = [f"{k} {before.get(k)}, not {v}" for k, v in asked.items() if before.get(k) != v]
+        if other:
+            raise UserError(
+                f"--out {out}: holds another bench ({'; '.join(other)}); choose another folder"
+            )
     return asked
 
 

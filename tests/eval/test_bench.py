@@ -158,15 +158,26 @@ def test_bench_measures_resumes_and_refuses_another_load(
     assert "run.json cannot be read" in capsys.readouterr().err
 
 
-def test_a_queue_of_requests_is_served_both_ways(tiny_config: str, tmp_path: Path) -> None:
-    command = ["bench", "--random", tiny_config, "--policies", "streaming", "--budgets", "32"]
+def test_a_queue_of_requests_is_served_both_ways_and_nothing_is_lost(
+    tiny_config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "queue"
+    command = ["bench", "--random", tiny_config, "--budgets", "32", "--out", str(out)]
     command += ["--requests", "7", "--tail", "4:30", "--batch-sizes", "3", "--prompt", "8"]
-    assert main([*command, "--out", str(tmp_path / "queue")]) == 0
-    record = json.loads((tmp_path / "queue" / "queue.json").read_text())
-    (row,) = record["rows"]
-    lengths = Queue(**record["queue"]).lengths()
+    assert main([*command, "--policies", "streaming"]) == 0
+    first = (out / "bench.jsonl").read_text()
+    row = json.loads(first)
+    lengths = Queue(7, 4, 30, 8, 3).lengths()
     assert len(lengths) == 7 and min(lengths) >= 4 and max(lengths) == 30
-    assert row["new_tokens"] == sum(lengths) and row["gain"] > 0
+    assert row["new_tokens"] == sum(lengths) and row["tokens_s"] > 0
+    assert main([*command, "--policies", "streaming,full"]) == 0  # the first is there
+    assert (out / "bench.jsonl").read_text().startswith(first)
+    with (out / "bench.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [(r["policy"], r["budget"]) for r in table] == [("streaming", "32"), ("full", "")]
+    assert main([*command, "--policies", "streaming", "--tail", "4:20"]) == 2
+    assert "holds another bench (tail 4:30, not 4:20)" in capsys.readouterr().err
+    assert (out / "bench.jsonl").read_text().startswith(first)
 
 
 @pytest.mark.parametrize(
@@ -189,6 +200,11 @@ def test_a_queue_of_requests_is_served_both_ways(tiny_config: str, tmp_path: Pat
         (["--device", "tpu", "--predict-only"], "expected auto"),
         (["--budgets", "abc"], "expected a number of slots"),
         (["--random", "BROKEN"], "no model config"),
+        pytest.param(
+            ["--device", "cuda"],
+            "no model can be made",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
     ],
 )
 def test_bad_input_is_one_line(

@@ -200,3 +200,10 @@ def test_sliding_layers_keep_a_cache_of_their_own() -> None:
     assert out.max_slots == 30 and out.trace is not None
     held = out.trace.cache_length(90)[0]
     assert held[0].tolist() == [12, 12] and held[1].tolist() == [30, 30]
+
+
+def test_query_heads_that_cannot_share_their_kv_heads_are_refused_by_name() -> None:
+    model = made("Llama", {})
+    model.config.num_key_value_heads = 3
+    with pytest.raises(UserError, match="4 query heads cannot share 3 KV heads evenly"):
+        kvpolicies.generate(model, [[1, 2, 3]], "streaming", 32, max_new_tokens=2)
