@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tail", default="50:2000", help="their shortest and longest number of new tokens")
     add("--no-split", action="store_true", help="leave out where a step's time goes")
     add("--predict-only", action="store_true", help="memory by arithmetic; nothing is run")
-    add("--out", default="results/bench", help="folder for bench.csv, bench.jsonl, run.json, plots (no plots of queues)")
+    add("--out", default="results/bench", help="folder for bench.csv, bench.jsonl, run.json, plots")
     parser.description = __doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
 
