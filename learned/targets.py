@@ -1,10 +1,14 @@
-"""What a scorer learns: how much attention each key will still get, on average over later queries.
+"""What a scorer learns: how much attention each key will still get from the queries to come.
 
     target_t = max over the group of logaddexp(Y_t - log N_t, log eps)
 
 Y_t is the log of the attention that key t gets from all queries d >= t + delay of its document
 together, N_t how many there are (KVpop, arXiv 2607.05061). A token without any has N_t = 0 and the
 lowest target there is, log eps: finite, so that it can be ranked, and out of every loss.
+
+Two options of ours change what "attention together" is (docs/training.md says what they are worth):
+`power` p counts (sum of attention^p)^(1/p), so that one decisive look is not outweighed by many
+faint ones, and `per_query=False` leaves N_t out, which favours a document's last tokens.
 
 N_t falls by one from token to token until the document ends. So the last targets are means over
 few queries and mean little, and losses leave out tokens with N_t < `min_future`. Tokens that enter
@@ -13,6 +17,7 @@ boundary before them depends on them.
 """
 
 import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,41 +32,72 @@ AGGREGATES = ("max", "mean", "sum")
 EPS = 1e-6
 
 
-def future_targets(
-    log_mass: Tensor,
-    delay: int,
-    documents: Tensor | None = None,
-    aggregate: str = "max",
-    eps: float = EPS,
-) -> tuple[Tensor, Tensor]:
-    """Targets of one layer from its future attention mass.
-
-    Args:
-        log_mass: [B, H, G, S] float32, Y of `future_log_mass` with the same delay and documents.
-        delay: queries from so many tokens later on count.
-        documents: [B, S] integer, nondecreasing; None = one a row.
-        aggregate: how the group's query heads become one: `max` (the paper's), `mean` or `sum`, of
-            their targets, that is of logarithms.
-        eps: the mean attention that counts as none.
-
-    Returns:
-        (target [B, H, S] float32, futures [B, S] int32: N_t, 0 = no future).
+@dataclass(frozen=True)
+class Target:
+    """Which target, of those above.
 
     Raises:
-        ValueError: for another aggregate, eps <= 0, or a negative delay.
+        UserError: for a value that cannot be.
     """
-    if aggregate not in AGGREGATES:
-        known = ", ".join(AGGREGATES)
-        raise UserError(f"targets: aggregate must be one of {known}, got {aggregate!r}")
-    if not eps > 0 or delay < 0:
-        raise UserError(f"targets: eps must be > 0 and delay >= 0, got {eps!r}, {delay!r}")
-    futures = future_counts(log_mass[:, 0, 0], delay, documents)
-    counted = futures.clamp_min(1).float().log()[:, None, None]
-    floor = torch.full_like(counted, math.log(eps))
-    each = torch.logaddexp(log_mass.float() - counted, floor)
-    if aggregate == "max":
-        return each.amax(dim=2), futures
-    return (each.mean(dim=2) if aggregate == "mean" else each.sum(dim=2)), futures
+
+    delay: int
+    """Queries from so many tokens later on count."""
+    aggregate: str = "max"
+    """How the group's query heads become one: `max` (the paper's), `mean` or `sum`, of their
+    targets, that is of logarithms."""
+    power: float = 1.0
+    """p >= 1; 1 is the paper's: attention mass."""
+    per_query: bool = True
+    """Whether the sum over queries becomes a mean; the paper's does."""
+    eps: float = EPS
+    """The attention that counts as none."""
+
+    def __post_init__(self) -> None:
+        if self.aggregate not in AGGREGATES:
+            known = ", ".join(AGGREGATES)
+            raise UserError(f"targets: aggregate must be one of {known}, got {self.aggregate!r}")
+        for name, holds, wanted in (
+            ("eps", self.eps > 0, "> 0"),
+            ("delay", self.delay >= 0, ">= 0"),
+            ("power", 1 <= self.power < math.inf, "at least 1"),
+        ):
+            if not holds:
+                raise UserError(f"targets: {name} must be {wanted}, got {getattr(self, name)!r}")
+
+    @torch.no_grad()
+    def __call__(
+        self, queries: Tensor, keys: Tensor, softmax: Softmax, documents: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The targets of one layer's dense attention.
+
+        Args:
+            queries: [B, H, G, S, D], post-RoPE.
+            keys: [B, H, S, D].
+            documents: [B, S] integer, nondecreasing; None = one a row.
+
+        Returns:
+            (target [B, H, S] float32, futures [B, S] int32: N_t, 0 = no future). Memory
+            O(block * S) a head.
+        """
+        lse = causal_lse(queries, keys, softmax, documents)
+        # attention^p = exp(p logit - p lse), and p logit is the logit of a scale and cap times p.
+        p, cap = self.power, softmax.cap
+        sharp = replace(softmax, scale=p * softmax.scale, cap=None if cap is None else p * cap)
+        return self.of(
+            future_log_mass(queries, keys, p * lse, sharp, self.delay, documents), documents
+        )
+
+    def of(self, log_mass: Tensor, documents: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The same of [B, H, G, S] float32: the log of each key's sum of attention^p."""
+        futures = future_counts(log_mass[:, 0, 0], self.delay, documents)
+        mass = log_mass.float()
+        if self.per_query:
+            mass = mass - futures.clamp_min(1).float().log()[:, None, None]
+        mass = mass / self.power
+        each = torch.logaddexp(mass, torch.full_like(mass, math.log(self.eps)))
+        if self.aggregate == "max":
+            return each.amax(dim=2), futures
+        return (each.mean(dim=2) if self.aggregate == "mean" else each.sum(dim=2)), futures
 
 
 def future_counts(like: Tensor, delay: int, documents: Tensor | None = None) -> Tensor:
@@ -73,29 +109,3 @@ def future_counts(like: Tensor, delay: int, documents: Tensor | None = None) -> 
     """
     at = torch.arange(like.shape[-1], dtype=torch.int32, device=like.device)
     return (document_bounds(like, documents)[1] - at - delay).clamp_min(0)
-
-
-@torch.no_grad()
-def targets_of(
-    queries: Tensor,
-    keys: Tensor,
-    softmax: Softmax,
-    window: int,
-    documents: Tensor | None = None,
-    aggregate: str = "max",
-    eps: float = EPS,
-) -> tuple[Tensor, Tensor]:
-    """`future_targets` of one layer's dense attention, the delay being the window.
-
-    Args:
-        queries: [B, H, G, S, D], post-RoPE.
-        keys: [B, H, S, D].
-        window: w >= 1, tokens that are kept whatever their score.
-        documents, aggregate, eps: as there.
-
-    Returns:
-        (target [B, H, S] float32, futures [B, S] int32). Memory O(block * S) a head.
-    """
-    lse = causal_lse(queries, keys, softmax, documents)
-    mass = future_log_mass(queries, keys, lse, softmax, window, documents)
-    return future_targets(mass, window, documents, aggregate, eps)

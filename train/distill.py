@@ -34,8 +34,8 @@ class Distill(Frozen):
     def __init__(self, model: Any, scorer: Scorer, recipe: Recipe):
         super().__init__(copy.deepcopy(model), scorer, recipe)
         self.student = model.requires_grad_(True)
-        given = (self.teacher.delay, self.teacher.aggregate, self.teacher.needs_input)
-        self._pupil = (Teacher(model, *given, unrotated=self.teacher.unrotated),)
+        old = self.teacher
+        self._pupil = (Teacher(model, old.target, old.needs_input, old.unrotated),)
 
     def step(self, tokens: Tensor, documents: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """As in `Frozen`; the loss is the scorer's plus the divergence, `kl` of the parts."""

@@ -45,8 +45,7 @@ class Frozen(lightning.LightningModule):
         config = scorer.config
         teacher = Teacher(
             model.requires_grad_(False).eval(),
-            recipe.delay,
-            recipe.aggregate,
+            recipe.target,
             config.needs_input,
             config.features == "pre_rope",
         )

@@ -19,7 +19,7 @@ from kvpolicies.config import load_yaml, option
 from kvpolicies.errors import UserError, nearest
 from kvpolicies.eval import models
 from kvpolicies.learned.config import FEATURES, KINDS
-from kvpolicies.learned.targets import AGGREGATES
+from kvpolicies.learned.targets import AGGREGATES, Target
 
 RECIPES = Path(__file__).parent / "recipes"
 WORDS = {
@@ -73,6 +73,8 @@ class Recipe:
     tau: float = option(1.0, "temperature of the boundary loss")
     min_future: int = option(64, "targets of fewer later queries count nowhere")
     aggregate: str = option("max", "how targets of a group's query heads become one")
+    power: float = option(1.0, "of attention in targets: above 1, one strong look outweighs many")
+    per_query: bool = option(True, "targets are means over later queries; else sums")
     memory: int = option(0, "kvpop: rows of the scorer's memory; 0 = head size")
     hidden: int = option(0, "hidden units of kvpop_mlp and trimkv; 0 = the scorer's default")
     features: str = option("post_rope", "keys as the scorer sees them: post_rope, pre_rope")
@@ -109,6 +111,7 @@ class Recipe:
                 "age: not trimkv"
             )
         models.check_device(self.device)
+        _ = self.target  # which checks what it is made of
         _check_rows(self)
         _check_budgets(self)
 
@@ -117,6 +120,11 @@ class Recipe:
         """The budgets, with sinks and windows filled in."""
         parts = {"sinks": self.sinks, "window": self.window}
         return tuple(Budget.parse(str(total), **parts) for total in self.budget)
+
+    @property
+    def target(self) -> Target:
+        """What the scorer learns."""
+        return Target(self.delay, self.aggregate, self.power, self.per_query)
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for a run to continue another."""

@@ -16,7 +16,7 @@ from kvpolicies.adapter import Watched, uncached_forward, watched_dense
 from kvpolicies.architecture import find_ropes
 from kvpolicies.kernels.retention import document_bounds
 from kvpolicies.learned.scorer import Scorer
-from kvpolicies.learned.targets import targets_of
+from kvpolicies.learned.targets import Target
 from kvpolicies.rope import Rope
 
 
@@ -53,16 +53,15 @@ class Teacher:
     """A model, and what its scorer wants to see of it.
 
     Args:
-        delay: w, from which later query on attention counts.
-        aggregate: of the targets of a group's query heads.
+        target: what a scorer should have known.
         needs_input: hand over the attention's inputs.
         unrotated: hand over keys before RoPE.
     """
 
     def __init__(
-        self, model: Any, delay: int, aggregate: str, needs_input: bool, unrotated: bool
+        self, model: Any, target: Target, needs_input: bool, unrotated: bool
     ) -> None:
-        self.model, self.delay, self.aggregate = model, delay, aggregate
+        self.model, self.target = model, target
         self.needs_input, self.unrotated = needs_input, unrotated
         self._ropes: list[Rope] = []
 
@@ -95,9 +94,7 @@ class Teacher:
         positions = positions_in(documents)
 
         def see(seen: Watched) -> Tensor | None:
-            targets, futures = targets_of(
-                *(seen.queries, seen.keys, seen.softmax, self.delay, documents, self.aggregate)
-            )
+            targets, futures = self.target(seen.queries, seen.keys, seen.softmax, documents)
             keys = self._features(seen.layer, seen.keys, positions)
             given = (keys, seen.values, seen.inputs, targets, futures, documents)
             return learn(Lesson(seen.layer, *given), seen)

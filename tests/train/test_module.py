@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvpolicies.architecture import find_ropes
 from kvpolicies.learned.config import KINDS
+from kvpolicies.learned.targets import Target
 from kvpolicies.train.fit import new_scorer
 from kvpolicies.train.module import Frozen, share
 from kvpolicies.train.objective import FIGURES, comparable, decay_of, figures
@@ -74,7 +75,7 @@ def test_only_the_scorer_is_trained_and_saved() -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_packed_documents_teach_what_each_teaches_alone(family: str) -> None:
     model = tiny(family)
-    teacher = Teacher(model, 8, "max", needs_input=True, unrotated=False)
+    teacher = Teacher(model, Target(8), needs_input=True, unrotated=False)
     documents = prompts(50, 30)
     lessons: dict[str, list[Lesson]] = {"packed": [], "0": [], "1": []}
     (row,) = pack(documents, 96)
@@ -94,7 +95,7 @@ def test_keys_are_turned_back_where_the_scorer_wants_them_so() -> None:
     tokens, documents = rows()
     lessons: list[list[Lesson]] = [[], []]
     for unrotated in (False, True):
-        teacher = Teacher(tiny(), 8, "max", False, unrotated)
+        teacher = Teacher(tiny(), Target(8), False, unrotated)
         teacher.teach(tokens, documents, lessons[unrotated].append)
     ropes = find_ropes(tiny())
     at = torch.arange(96) - torch.searchsorted(documents, documents)
