@@ -28,6 +28,8 @@ BLOCKS = {
     **{(q, 4, 128): (16, 64, 8) for q in (2, 4)},
     **{(q, 4, 256): (16, 16, 4) for q in (2, 4)},
 }
+# Weights that the torch form holds at once.
+HELD = 1 << 18
 # Programs that fill a large GPU twice over, and the most parts that slots are split into for it.
 PROGRAMS, MOST_SPLITS = 264, 16
 
@@ -117,17 +119,40 @@ def _reference(
     queries: Tensor, keys: Tensor, query_positions: Tensor, key_positions: Tensor,
     softmax: Softmax, valid: Tensor | None, pool: str, per: str,
 ) -> Tensor:  # fmt: skip
-    """Maximum or sum; the whole weights stand in memory."""
+    """Maximum or sum; a few rows at a time, whose weights stay in a CPU's cache."""
+    b, h, g, n, _ = queries.shape
+    rows = max(1, HELD // (h * g * n * keys.shape[2]))
+    given = (queries, keys, query_positions, key_positions, valid)
+    parts = [
+        _rows(*(None if x is None else x[i : i + rows] for x in given), softmax, pool, per)
+        for i in range(0, b, rows)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _rows(
+    queries: Tensor, keys: Tensor, query_positions: Tensor, key_positions: Tensor,
+    valid: Tensor | None, softmax: Softmax, pool: str, per: str,
+) -> Tensor:  # fmt: skip
+    b, h, g, n, d = queries.shape
+    packed = queries.float().reshape(b, h, g * n, d) * softmax.scale
+    logits = (packed @ keys.float().mT).view(b, h, g, n, -1)
+    logits = logits if softmax.cap is None else Softmax(1.0, softmax.cap).logits(logits)
     if per == "merged":
-        products = torch.einsum("bhgnd,bhld->bhgnl", queries.float(), keys.float())
-        logits = softmax.logits(products).amax(dim=2)
-        visible = _visible(query_positions, key_positions, valid)
-        logits = logits.masked_fill(~visible, torch.finfo(torch.float32).min)
-        weights, dims = logits.softmax(-1) * visible, (2,)
+        logits = logits.amax(dim=2, keepdim=True)
+    visible = _visible(query_positions, key_positions, valid)[:, :, None]
+    # A hidden key weighs nothing, but where all are hidden; a NaN still reaches the caller.
+    logits = logits.masked_fill_(~visible, torch.finfo(torch.float32).min)
+    if softmax.sink is None:
+        weights = torch.softmax(logits, dim=-1, out=logits)
     else:
-        weights = observation_weights(queries, keys, query_positions, key_positions, softmax, valid)
-        dims = (2, 3) if per == "group" else (3,)
-    return weights.amax(dim=dims) if pool == "max" else weights.sum(dim=dims)
+        weights = softmax.weights(logits)
+    sees = visible.any(dim=-1, keepdim=True)
+    if pool == "max":
+        best = weights.mul_(sees).amax(dim=3)
+        return best if per == "head" else best.amax(dim=2)
+    total = (sees.float().mT @ weights)[..., 0, :]
+    return total if per == "head" else total.sum(dim=2)
 
 
 def _triton(

@@ -13,7 +13,7 @@ from kvpolicies.kernels.backend import suits
 from kvpolicies.kernels.jit import ceil_div, dense, jit, power_of_2, tl
 from kvpolicies.kernels.tiles import product
 
-BLOCK = 128
+BLOCK = 256
 EPS = 1e-8
 # (bytes a number of keys, D padded) -> (keys a side of a tile, warps).
 BLOCKS = {
@@ -56,19 +56,38 @@ def _reference(keys: Tensor, positions: Tensor, beta: int, threshold: float) -> 
     keys = keys.gather(2, order[..., None].expand(keys.shape))
     unit = torch.nn.functional.normalize(keys.float(), dim=-1, eps=EPS)
     total = (unit @ unit.sum(dim=2, keepdim=True).mT)[..., 0] - unit.square().sum(dim=-1)
-    length = unit.shape[2]
-    place = torch.arange(length, dtype=torch.int32, device=unit.device)
-    for start in range(0, length, BLOCK):
-        cosine = unit[:, :, start : start + BLOCK] @ unit.mT  # [B, H, block, L]
-        cosine.diagonal(offset=start, dim1=-2, dim2=-1)[..., : cosine.shape[2]].zero_()
-        for _ in range(min(beta, length)):
-            newest = torch.where(cosine > threshold, place, -1).amax(dim=-1)
-            where = newest.clamp_min(0).long()[..., None]
-            zeroed = cosine.gather(-1, where)[..., 0].masked_fill(newest < 0, 0.0)
-            total.scatter_add_(-1, where[..., 0], -zeroed)
-            if beta > 1:
-                cosine.scatter_(-1, where, 0.0)
+    for newest in _newest_similar(unit, min(beta, unit.shape[2]), threshold):
+        where = newest.clamp_min(0)
+        neighbour = unit.gather(2, where[..., None].expand(unit.shape))
+        zeroed = (unit * neighbour).sum(dim=-1).masked_fill(newest < 0, 0.0)
+        total.scatter_add_(-1, where, -zeroed)
     return torch.empty_like(total).scatter_(-1, order, total)
+
+
+def _newest_similar(unit: Tensor, beta: int, threshold: float) -> Tensor:
+    """[beta, B, H, L] int64: each key's newest, second newest ... similar other; -1 = no more.
+
+    Args:
+        unit: [B, H, L, D] float32, of length 1, in order of position.
+    """
+    b, h, length, _ = unit.shape
+    found = unit.new_empty(beta, b * h, length)
+    # Counted from 1, so that 0 says no; a float32 counts exactly to 16 million.
+    place = torch.arange(1, length + 1, dtype=torch.float32, device=unit.device)
+    # One tile of one head is all that is held, in memory that stays in a CPU's cache.
+    held = unit.new_empty(min(BLOCK, length), length)
+    for head, keys in enumerate(unit.flatten(0, 1)):
+        for start in range(0, length, BLOCK):
+            tile = keys[start : start + BLOCK]
+            cosine = torch.mm(tile, keys.T, out=held[: len(tile)])
+            cosine.diagonal(offset=start).zero_()
+            similar = cosine.gt_(threshold).mul_(place)
+            for k in range(beta):
+                newest = similar.amax(dim=-1, keepdim=True)
+                found[k, head, start : start + BLOCK] = newest[:, 0]
+                if k + 1 < beta:
+                    similar.scatter_(-1, newest.long().sub_(1).clamp_min_(0), 0.0)
+    return found.view(beta, b, h, length).long() - 1
 
 
 def _triton(keys: Tensor, positions: Tensor, beta: int, threshold: float) -> Tensor:
