@@ -75,13 +75,13 @@ class QueryBuffer(Keeper):
     def _add_one(self, view: View, step: Step, early: list[int]) -> None:
         """Decode: one query a row, all rows in one write."""
         marks = counters(view)
-        device = step.positions.device
-        row = torch.arange(len(marks), device=device)
-        place = on_device([c["count"] for c in marks], device)
-        view.state["queries"][row, :, :, place] = step.queries[:, :, :, 0].to(
-            view.state["queries"].dtype
-        )
-        view.state["when"][row, :, :, place] = (step.positions[:, :1, None] + 1).to(torch.int32)
+        queries, when = view.state["queries"], view.state["when"]
+        place = on_device([c["count"] for c in marks], when.device)[:, None, None, None]
+        new = step.queries.to(queries.dtype)
+        queries.scatter_(3, place[..., None].expand(new.shape), new)
+        now = (step.positions + 1).to(when.dtype)[:, None, None]
+        place, now = (x.expand(new.shape[:-1]) for x in (place, now))
+        when.scatter_(3, place, now)
         for c in marks:
             c["count"] += 1
         full = [i for i, c in enumerate(marks) if early[i] and c["count"] == self.size]

@@ -24,7 +24,7 @@ BLOCKS = {
     (2, 2, 256): (32, 64, 4),
     **{(4, 2, d): (32, 64, 8) for d in (64, 128)},
     (4, 2, 256): (16, 64, 8),
-    **{(q, 4, 64): (16, 32, 4) for q in (2, 4)},
+    **{(q, 4, 64): (16, 32, 8) for q in (2, 4)},
     **{(q, 4, 128): (16, 64, 8) for q in (2, 4)},
     **{(q, 4, 256): (16, 16, 4) for q in (2, 4)},
 }
@@ -199,9 +199,9 @@ def _triton(
 def _logits(
     p_q, m_q, k, groups, step, scale, cap,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    MERGED: tl.constexpr, CAPPED: tl.constexpr, KEYS_FIRST: tl.constexpr,
+    MERGED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """[R, L] of queries p_q [R, D] and keys [D, L]; KEYS_FIRST: [L, R] of [L, D] and [D, R].
+    """[R, L] of queries p_q [R, D] and keys [D, L].
 
     A group's next head lies `step` further on; merged, the maximum of all is taken.
     """
@@ -209,12 +209,12 @@ def _logits(
         logits = tl.full([ROWS, COLUMNS], float("-inf"), tl.float32)
         for g in range(groups):
             q = tl.load(p_q + g * step, mask=m_q, other=0.0)
-            one = product(k, q) if KEYS_FIRST else product(q, k)
+            one = product(q, k)
             # Not a number wins, and stays.
             logits = tl.where((one > logits) | (one != one), one, logits)
     else:
         q = tl.load(p_q, mask=m_q, other=0.0)
-        logits = product(k, q) if KEYS_FIRST else product(q, k)
+        logits = product(q, k)
     return as_logits(logits, scale, cap, CAPPED)
 
 
@@ -253,7 +253,7 @@ def _lse_kernel(
         k = tl.load(p_key, mask=m_l[None, :] & (o_d < D)[:, None], other=0.0)
         at = tl.load(p_at + b * s_ab + h * s_ah + slot, mask=m_l, other=0)
         logits = _logits(
-            p_row, m_q, k, groups, n * D, scale, cap, BLOCK_R, BLOCK_L, MERGED, CAPPED, False
+            p_row, m_q, k, groups, n * D, scale, cap, BLOCK_R, BLOCK_L, MERGED, CAPPED
         )
         sees = exists[:, None] & m_l[None, :] & (at[None, :] <= when[:, None])
         logits = tl.where(sees, logits, FLOOR)
@@ -283,8 +283,8 @@ def _pool_kernel(
     o_d = tl.arange(0, BLOCK_D)
     slot = tl.program_id(2) * BLOCK_L + tl.arange(0, BLOCK_L)
     m_l = slot < length
-    p_key = p_k + b * s_kb + h * s_kh + slot[:, None].to(tl.int64) * s_kl + o_d[None, :]
-    k = tl.load(p_key, mask=m_l[:, None] & (o_d < D)[None, :], other=0.0)
+    p_key = p_k + b * s_kb + h * s_kh + slot[None, :].to(tl.int64) * s_kl + o_d[:, None]
+    k = tl.load(p_key, mask=m_l[None, :] & (o_d < D)[:, None], other=0.0)
     at = tl.load(p_at + b * s_ab + h * s_ah + slot, mask=m_l, other=0)
     p_q += bh * groups * n * D
     mass = tl.zeros([BLOCK_L], tl.float32)
@@ -310,16 +310,16 @@ def _pool_kernel(
         exists = m_row
         if HAS_VALID:
             exists = tl.load(p_valid + b * n + row % n, mask=m_row, other=0) != 0
-        p_row = p_q + row[None, :] * D + o_d[:, None]
-        m_q = m_row[None, :] & (o_d < D)[:, None]
+        p_row = p_q + row[:, None] * D + o_d[None, :]
+        m_q = m_row[:, None] & (o_d < D)[None, :]
         logits = _logits(
-            p_row, m_q, k, groups, n * D, scale, cap, BLOCK_L, BLOCK_R, MERGED, CAPPED, True
+            p_row, m_q, k, groups, n * D, scale, cap, BLOCK_R, BLOCK_L, MERGED, CAPPED
         )
-        sees = exists[None, :] & (at[:, None] <= when[None, :])
+        sees = exists[:, None] & (at[None, :] <= when[:, None])
         # Zero at FLOOR, unless lse is not a number.
-        weights = tl.exp(tl.where(sees, logits, FLOOR) - lse[None, :])
-        mass += tl.sum(weights, axis=1)
-        peak = tl.maximum(peak, tl.max(weights, axis=1))
+        weights = tl.exp(tl.where(sees, logits, FLOOR) - lse[:, None])
+        mass += tl.sum(weights, axis=0)
+        peak = tl.maximum(peak, tl.max(weights, axis=0))
     # A GPU's maximum drops what is not a number; the sum keeps it.
     score = tl.where(mass == mass, peak, mass) if LARGEST else mass
     tl.store(p_out + (bh * (rows // each) + tl.program_id(1)) * length + slot, score, mask=m_l)

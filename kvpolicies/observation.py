@@ -58,10 +58,9 @@ class NewestQueries(Policy):
         ring, when = view.state["queries"], view.state["when"]
         n = self.observed
         queries, positions = step.queries[:, :, :, -n:], step.positions[:, -n:]
-        row = torch.arange(when.shape[0], device=when.device)[:, None]
         place = positions % n
-        ring[row, :, :, place] = queries.permute(0, 3, 1, 2, 4).to(ring.dtype)
-        when[row, place] = (positions + 1).to(when.dtype)
+        ring.scatter_(3, place[:, None, None, :, None].expand(queries.shape), queries.to(ring.dtype))
+        when.scatter_(1, place, (positions + 1).to(when.dtype))
 
 
 def oldest_of(when: Int[Tensor, "B N"]) -> Int[Tensor, "B"]:
