@@ -1,17 +1,18 @@
 """`kvpolicies train`: trains a scorer for a policy such as kvpop, from a recipe.
 
     kvpolicies train ledger-kvpop                       a recipe of the package, embedded model
-    kvpolicies train my_recipe.yaml --out runs/mine
+    kvpolicies train my_recipe.yaml --power 1 --out runs/mine
 
-The same command again continues a run that was stopped, from its newest checkpoint.
+A recipe's keys are the options below; those given on the command line win. The same command again
+continues a run that was stopped, from its newest checkpoint.
 """
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
+from kvpolicies import config
 from kvpolicies.errors import UserError
-from kvpolicies.train.recipe import load_recipe, shipped
+from kvpolicies.train.recipe import Recipe, load_recipe, shipped
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,18 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "recipe", help=f"YAML file, or a recipe of the package: {', '.join(shipped())}"
     )
-    parser.add_argument("--out", help="folder of the run (default: the recipe's)")
-    parser.add_argument("--seed", type=int, help="(default: the recipe's)")
     parser.add_argument(
         "--resume", action="store_true", help="refuse to begin anew where nothing is to continue"
     )
+    config.add_arguments(parser, Recipe)
 
 
 def run(args: argparse.Namespace) -> int:
     """Trains, and prints the held-out figures. Returns the exit status."""
-    recipe = load_recipe(args.recipe)
-    given = {"out": args.out, "seed": args.seed}
-    recipe = replace(recipe, **{k: v for k, v in given.items() if v is not None})
+    recipe = config.from_args(Recipe, args, base=load_recipe(args.recipe))
     try:
         import lightning  # noqa: F401
     except ImportError:
