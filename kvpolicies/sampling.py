@@ -17,7 +17,6 @@ from transformers import (
 from kvpolicies.errors import UserError
 from kvpolicies.transfer import on_device
 
-
 COLDEST = 1e-3
 """Least temperature above 0: logits divided by less could leave the range of float32."""
 

@@ -49,9 +49,7 @@ class Engine:
     max_length: int
     """Most tokens of a prompt and its answer."""
 
-    def request(
-        self, index: int, prompt: Sequence[int], limit: int, sampling: Sampling
-    ) -> Request:
+    def request(self, index: int, prompt: Sequence[int], limit: int, sampling: Sampling) -> Request:
         """A request for `loop.add`; any thread may make it.
 
         It gets what `generate` gives to a single prompt: random numbers by its seed alone, and a

@@ -34,7 +34,9 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=1024)
     except OSError as error:
         reason = error.strerror or error
-        raise UserError(f"cannot listen on {host}:{port}: {reason}; choose another --port") from None
+        raise UserError(
+            f"cannot listen on {host}:{port}: {reason}; choose another --port"
+        ) from None
 
 
 def address(sock: socket.socket) -> str:

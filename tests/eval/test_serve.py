@@ -117,21 +117,22 @@ def test_streamed_or_not_is_the_same_text(idle: Server) -> None:
 
 
 def test_a_seed_gives_the_same_sample_in_any_company(idle: Server) -> None:
-    kw: dict[str, Any] = {"temperature": 1.5, "top_p": 0.95, "seed": 7, "max_tokens": 24}
-    (alone,) = asyncio.run(streams(idle, PROMPTS[:1], **kw))
-    assert [alone] == offline(PROMPTS[:1], 24, temperature=1.5, top_p=0.95, seed=7)
+    odd = ["ann 7", "bob", "step"]  # no ledger: the model is not sure of anything
+    kw: dict[str, Any] = {"temperature": 2.0, "top_p": 0.99, "seed": 7, "max_tokens": 24}
 
     async def mixed() -> list[list[str]]:
         """Greedy rows, and others at other temperatures, beside it."""
         return await asyncio.gather(
-            streams(idle, PROMPTS[:3], **kw),
+            streams(idle, odd, **kw),
             streams(idle, PROMPTS[:2], max_tokens=24),
             streams(idle, PROMPTS[:2], max_tokens=24, temperature=0.7),
+            streams(idle, odd[:1], **{**kw, "seed": 8}),
         )
 
-    ours, greedy, _ = asyncio.run(mixed())
-    assert ours[0] == alone and greedy == offline(PROMPTS[:2], 24)
-    assert asyncio.run(streams(idle, PROMPTS[:1], **{**kw, "seed": 8})) != [alone]
+    ours, greedy, _, other = asyncio.run(mixed())
+    assert ours[:1] == offline(odd[:1], 24, temperature=2.0, top_p=0.99, seed=7)
+    assert ours[:1] == asyncio.run(streams(idle, odd[:1], **kw)) != other
+    assert greedy == offline(PROMPTS[:2], 24)
 
 
 def test_a_stop_string_ends_the_text_before_it_and_frees_the_row(idle: Server) -> None:
@@ -216,7 +217,7 @@ BAD: list[tuple[Any, int, str]] = [
 def test_bad_bodies_are_refused_in_one_line(
     running: Server, body: Any, status: int, message: str
 ) -> None:
-    got, headers, text = running.ask(PATH, body)
+    got, _, text = running.ask(PATH, body)
     error = json.loads(text)["error"]
     assert got == status and message in error["message"] and "\n" not in error["message"]
     assert set(error) == {"message", "type", "param", "code"}

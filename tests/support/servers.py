@@ -1,4 +1,4 @@
-"""A real `kvpolicies serve` process on a free port of this machine, and plain ways to talk to it."""
+"""A real `kvpolicies serve` process on a free port, and plain ways to talk to it."""
 
 import json
 import os
@@ -17,7 +17,9 @@ from urllib.parse import urlsplit
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120
 """Seconds until a condition that does not come is a failure: a loaded machine is slow."""
-BROKEN = "from kvpolicies import registry; registry.POLICIES['broken'] = 'tests.support.broken:Broken'"
+BROKEN = (
+    "from kvpolicies import registry; registry.POLICIES['broken'] = 'tests.support.broken:Broken'"
+)
 MAIN = "import sys; from kvpolicies.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
