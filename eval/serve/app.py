@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from kvpolicies.eval.serve.answers import Cancelled, Form, pieces
@@ -82,13 +83,16 @@ def make_app(served: Served) -> FastAPI:
 
 async def _complete(served: Served, request: Request, kind: type[Body]) -> Response:
     metrics = served.service.metrics
+    request.state.accepted = False  # once it is, its ticket is counted
     try:
         return await _answered(served, request, kind)
     except ApiError as error:
-        if not getattr(request.state, "accepted", False):  # else its ticket is counted
+        if not request.state.accepted:
             metrics.count(OUTCOMES.get(error.status, "invalid"))
         return _told(error)
     except Cancelled:
+        if not request.state.accepted:
+            metrics.count("cancelled")
         return Response(status_code=499)  # nobody reads it
 
 
@@ -139,6 +143,8 @@ async def _body(request: Request, most: int) -> bytes:
 
     try:
         return await asyncio.wait_for(read(), BODY_SECONDS)
+    except ClientDisconnect:
+        raise Cancelled from None
     except asyncio.TimeoutError:
         raise ApiError(408, f"the body did not arrive within {BODY_SECONDS} s",
                        headers={"Connection": "close"}) from None  # fmt: skip

@@ -251,7 +251,7 @@ def test_half_open_connections_hold_nothing_up(idle: Server) -> None:
 
 
 def test_told_to_stop_it_finishes_what_runs() -> None:
-    with server("--budget", "48", "--batch-size", "1") as own:
+    with server("--budget", "48", "--batch-size", "1", "--grace", "600") as own:
         runs = own.post(PATH, LONG)
         begin = runs.recv(1 << 16)
         assert begin.startswith(b"HTTP/1.1 200")
