@@ -48,11 +48,11 @@ class Sampling:
         """The logits processors, in transformers' own order; empty when greedy."""
         chain = LogitsProcessorList()
         if self.temperature not in (0.0, 1.0):
-            chain.append(TemperatureLogitsWarper(self.temperature))
+            chain.append(TemperatureLogitsWarper(float(self.temperature)))
         if self.temperature and self.top_k:
             chain.append(TopKLogitsWarper(self.top_k))
         if self.temperature and self.top_p < 1:
-            chain.append(TopPLogitsWarper(self.top_p))
+            chain.append(TopPLogitsWarper(float(self.top_p)))
         return chain
 
     @property
