@@ -21,12 +21,17 @@ class Request:
     prompt: list[int]
     limit: int
     budget: Budget
+    sampling: Sampling
     random: np.random.Generator
     forced: list[int] | None
+    cancelled: bool = False
+    """Set from any thread, and never unset: the loop gives its row back within a forward."""
     row: int = -1
     fed: int = 0
     tokens: list[int] = field(default_factory=list)
     choices: list[int] = field(default_factory=list)
+    told: int = 0
+    """New tokens that events have told of."""
     seconds: float = 0.0
 
     @property
@@ -89,7 +94,7 @@ def admit(
         goal = None if forced is None else [int(t) for t in forced[i]]
         random = sampling.generator(identities[i])
         ids = [int(t) for t in prompt]
-        requests.append(Request(i, identities[i], ids, limits[i], own, random, goal))
+        requests.append(Request(i, identities[i], ids, limits[i], own, sampling, random, goal))
     return requests
 
 

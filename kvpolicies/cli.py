@@ -14,6 +14,7 @@ COMMANDS = {
     "compare": ("kvpolicies.eval.compare", "compare policies on a task, under one exact budget"),
     "bench": ("kvpolicies.eval.commands.bench", "measure speed and memory of policies"),
     "generate": ("kvpolicies.eval.commands.generate", "generate from prompts under a policy"),
+    "serve": ("kvpolicies.eval.commands.serve", "serve a deployment: an OpenAI-compatible API"),
     "replay": (
         "kvpolicies.eval.commands.replay",
         "check a recorded trace by one masked dense forward",

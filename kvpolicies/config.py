@@ -37,6 +37,9 @@ class Deployment:
         None, "newest tokens that are never evicted; default 32, or total/4"
     )
     max_new_tokens: int = option(512, "most new tokens a prompt")
+    max_length: int | None = option(
+        None, "in serve, most tokens of a prompt and its answer; default: what the model takes"
+    )
     batch_size: int = option(8, "rows decoded at once")
     temperature: float = option(0.0, "0 decodes greedily")
     top_p: float = option(1.0, "nucleus of sampling")
@@ -60,6 +63,8 @@ class Deployment:
         for name in ("max_new_tokens", "batch_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_length is not None and self.max_length < 2:
+            raise UserError(f"max_length must be at least 2, got {self.max_length}")
         words = {
             "dtype": ("float32", "bfloat16", "float16"),
             "step": ("auto", *MODES),

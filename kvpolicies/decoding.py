@@ -101,14 +101,15 @@ def generate(
         trace=trace,
     )
     mode = check_mode(step, chosen, next(model.parameters()).device)
-    loop = Loop(model, cache, sampling, _stop_tokens(model, eos_token_id), on_logits, mode)
+    rows = min(batch_size or len(requests), len(requests))
+    loop = Loop(model, cache, rows, stop_set(model, eos_token_id), on_logits, mode)
     done: dict[int, Generation] = {}
     bar = tqdm(total=len(requests), desc=progress, leave=False) if progress else nullcontext()
     training = model.training
     model.eval()
     try:
         with attach(model, cache), bar as shown:
-            for request, generation in loop.run(requests, batch_size or len(requests)):
+            for request, generation in loop.run(requests):
                 done[request] = generation
                 if on_finish:
                     on_finish(request, generation)
@@ -119,7 +120,8 @@ def generate(
     return [done[i] for i in range(len(requests))]
 
 
-def _stop_tokens(model: Any, given: int | Sequence[int] | None) -> frozenset[int]:
+def stop_set(model: Any, given: int | Sequence[int] | None) -> frozenset[int]:
+    """The tokens that end a request: those given, else the model's generation config's."""
     if given is None:
         given = model.generation_config.eos_token_id
     if given is None:

@@ -3,11 +3,15 @@
 Prompts wait in a queue; each free row of the batch takes the next one (a row always costs the same
 memory), is prefilled in steps that its budget can hold, and decodes with the others until it stops.
 A request's tokens and evictions do not depend on its company.
+
+`generate` knows all requests beforehand and runs to the end (`run`); a server adds and cancels them
+while the others decode (`add`, `Request.cancelled`, `advance`).
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +24,7 @@ from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.fixed import FixedSteps
 from kvpolicies.generation import Generation
 from kvpolicies.recording import record
-from kvpolicies.sampling import Sampling, choose
+from kvpolicies.sampling import choose_each
 from kvpolicies.trace import NEVER, EvictionTrace
 from kvpolicies.transfer import on_device
 
@@ -31,50 +35,114 @@ OnLogits = Callable[[int, int, Tensor], None]
 LOOK_EVERY = {"cuda": 8}
 
 
+@dataclass(frozen=True)
+class Event:
+    """What became of one request since its last event."""
+
+    index: int
+    tokens: list[int]
+    """New tokens, a stop token included."""
+    finish: str | None = None
+    """"stop", "length" or "cancelled" with the last event; None = there is more to come."""
+    generation: Generation | None = None
+    """All of it, with "stop" and "length"."""
+
+
 class Loop:
-    """Rows, their requests, and the forwards that move them on."""
+    """Rows, their requests, and the forwards that move them on.
+
+    One thread drives it, in `torch.no_grad()` and inside `attach(model, cache)`.
+
+    Args:
+        cache: not yet allocated; gets `rows` rows.
+        stops: tokens that end a request.
+        mode: how decode steps run, one of fixed.MODES.
+    """
 
     def __init__(
         self,
         model: Any,
         cache: FixedBudgetCache,
-        sampling: Sampling,
+        rows: int,
         stops: frozenset[int],
         on_logits: OnLogits | None,
         mode: str,
     ):
         self.fixed = None if mode == "eager" else FixedSteps(cache, uncached_forward(model), mode)
-        self.model, self.cache, self.sampling = model, cache, sampling
+        self.model, self.cache = model, cache
         self.stops, self.on_logits = stops, on_logits
-        self.chain = sampling.processors()
         weight = next(model.parameters())
-        self.device, self.dtype = weight.device, weight.dtype
+        self.device = weight.device
+        cache.allocate(rows, weight.dtype, weight.device)
+        self.queue: deque[Request] = deque()
+        self.active: list[Request] = []
+        self.free = list(range(rows))
 
-    def run(self, requests: list[Request], rows: int) -> Iterator[tuple[int, Generation]]:
+    def run(self, requests: list[Request]) -> Iterator[tuple[int, Generation]]:
         """Yields (index, generation) as requests finish."""
-        queue = deque(requests)
-        free = list(range(min(rows, len(requests))))
-        self.cache.allocate(len(free), self.dtype, self.device)
-        active: list[Request] = []
-        while queue or active:
-            new = []
-            while free and queue:
-                request = queue.popleft()
-                request.row = free.pop(0)
-                self._start(request)
-                new.append(request)
-            self._prefill(new)
-            active = sorted([*active, *new], key=lambda r: r.row)
-            for request in [r for r in active if self._finished(r)]:
-                self.cache.check_scores()  # before anything of this run is handed out
-                active.remove(request)
-                free.append(request.row)
-                free.sort()
-                self._forget_future(request.row)
-                yield request.index, self._generation(request)
-            if active and not (free and queue):
-                active = self._without_gaps(active, free)
-                self._decode(active)
+        self.queue.extend(requests)
+        while self.busy:
+            for event in self.advance():
+                if event.generation:
+                    yield event.index, event.generation
+
+    def add(self, request: Request) -> None:
+        """Puts a request at the end of the queue."""
+        self.queue.append(request)
+
+    @property
+    def busy(self) -> bool:
+        """Whether `advance` has anything to do."""
+        return bool(self.queue or self.active)
+
+    def advance(self) -> Iterator[Event]:
+        """One turn: prompts are brought into free rows, then all rows decode until the next look.
+
+        Events come as they happen, and must be taken to the last.
+
+        Raises:
+            UserError: if a policy produced NaN; nothing of that run is handed out.
+        """
+        self._prefill(self._admitted())
+        yield from self._news()
+        if self.active:
+            self._without_gaps()
+            self._decode(self.active)
+            yield from self._news()
+
+    def _admitted(self) -> list[Request]:
+        """Requests that have just been given a row."""
+        new = []
+        while self.free and self.queue:
+            request = self.queue.popleft()
+            request.row = self.free.pop(0)
+            self._start(request)
+            new.append(request)
+        self.active = sorted([*self.active, *new], key=lambda r: r.row)
+        return new
+
+    def _news(self) -> Iterator[Event]:
+        """What the last forwards brought; requests at their end give their rows back."""
+        events = []
+        for r in list(self.active):
+            tokens, finish = r.tokens[r.told :], self._finish(r)
+            r.told = len(r.tokens)
+            if finish or tokens:
+                done = None if finish in (None, "cancelled") else self._generation(r)
+                events.append(Event(r.index, tokens, finish, done))
+            if finish:
+                self._release(r)
+        for r in [r for r in self.queue if r.cancelled]:
+            self.queue.remove(r)
+            events.append(Event(r.index, [], "cancelled"))
+        if events:
+            self.cache.check_scores()  # before anything of this run is handed out
+        yield from events
+
+    def _release(self, r: Request) -> None:
+        self.active.remove(r)
+        self.free = sorted([*self.free, r.row])
+        self._forget_future(r.row)
 
     def _start(self, r: Request) -> None:
         """Gives the request its row, and its recording to a policy that looks ahead."""
@@ -85,24 +153,20 @@ class Loop:
         for layer in self.cache.slot_layers:
             layer.futures[row] = None
 
-    def _without_gaps(self, active: list[Request], free: list[int]) -> list[Request]:
+    def _without_gaps(self) -> None:
         """Moves rows down into free ones, so that a step is one slice of the cache."""
-        while free and active[-1].row > free[0]:
-            request, gap = active.pop(), free.pop(0)
+        while self.free and self.active[-1].row > self.free[0]:
+            request, gap = self.active.pop(), self.free.pop(0)
             self.cache.move_row(request.row, gap)
             self._forget_future(request.row)
-            free.append(request.row)
-            free.sort()
+            self.free = sorted([*self.free, request.row])
             request.row = gap
-            active = sorted([*active, request], key=lambda r: r.row)
-        return active
+            self.active = sorted([*self.active, request], key=lambda r: r.row)
 
     def _prefill(self, new: list[Request]) -> None:
         """Brings whole prompts in, each row in steps that its own budget can hold."""
-        todo = [r for r in new if r.waiting]
-        while todo:
+        while todo := [r for r in new if r.waiting and not r.cancelled]:
             self._advance(todo, [self.cache.next_step(r.row, r.waiting) for r in todo])
-            todo = [r for r in todo if r.waiting]
 
     def _advance(self, requests: list[Request], counts: list[int]) -> None:
         """One forward: counts[i] prompt tokens of each; a new token where the prompt is done."""
@@ -169,28 +233,30 @@ class Loop:
         if self.on_logits:
             for r, row in zip(requests, logits, strict=True):
                 self.on_logits(r.index, len(r.tokens) + step, row)
-        randoms = [r.random for r in requests]
-        return choose(logits, self.chain, self.sampling.temperature == 0, randoms)
+        return choose_each(logits, [r.sampling for r in requests], [r.random for r in requests])
 
     def _extend(self, requests: list[Request], chosen: list[list[int]]) -> None:
         """Gives each request its new tokens, up to the one that ends it."""
         for r, tokens in zip(requests, chosen, strict=True):
             for token in tokens:
-                if not self._finished(r):
+                if not self._end(r):
                     r.choices.append(token)
                     r.tokens.append(token if r.forced is None else r.forced[len(r.tokens)])
 
-    def _finished(self, r: Request) -> bool:
-        return len(r.tokens) >= r.limit or self._stopped(r)
+    def _finish(self, r: Request) -> str | None:
+        return self._end(r) or ("cancelled" if r.cancelled else None)
 
-    def _stopped(self, r: Request) -> bool:
-        return r.forced is None and bool(r.tokens) and r.tokens[-1] in self.stops
+    def _end(self, r: Request) -> str | None:
+        """The end that its tokens came to, if they did."""
+        if r.forced is None and r.tokens and r.tokens[-1] in self.stops:
+            return "stop"
+        return "length" if len(r.tokens) >= r.limit else None
 
     def _generation(self, r: Request) -> Generation:
         return Generation(
             request=r.index,
             tokens=r.tokens,
-            finish="stop" if self._stopped(r) else "length",
+            finish=self._end(r) or "",
             prompt_tokens=len(r.prompt),
             seconds=r.seconds,
             max_slots=min(self.cache.max_slots(r.row), r.fed),

@@ -1,5 +1,6 @@
 """From logits to tokens: transformers' own processors, and randomness that belongs to a request."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,10 @@ from transformers import (
 )
 
 from kvpolicies.errors import UserError
+from kvpolicies.transfer import on_device
+
+COLDEST = 1e-3
+"""Least temperature above 0: logits divided by less could leave the range of float32."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,11 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise UserError(f"sampling: temperature must be >= 0, got {self.temperature}")
+        if 0 < self.temperature < COLDEST:
+            raise UserError(
+                f"sampling: temperature must be 0 (greedy) or at least {COLDEST}, "
+                f"got {self.temperature}"
+            )
         if not 0 < self.top_p <= 1:
             raise UserError(f"sampling: top_p must lie in (0, 1], got {self.top_p}")
         for name in ("top_k", "seed"):
@@ -38,12 +48,17 @@ class Sampling:
         """The logits processors, in transformers' own order; empty when greedy."""
         chain = LogitsProcessorList()
         if self.temperature not in (0.0, 1.0):
-            chain.append(TemperatureLogitsWarper(self.temperature))
+            chain.append(TemperatureLogitsWarper(float(self.temperature)))
         if self.temperature and self.top_k:
             chain.append(TopKLogitsWarper(self.top_k))
         if self.temperature and self.top_p < 1:
-            chain.append(TopPLogitsWarper(self.top_p))
+            chain.append(TopPLogitsWarper(float(self.top_p)))
         return chain
+
+    @property
+    def chain_key(self) -> tuple[float, ...]:
+        """Equal for rows that the same processors serve."""
+        return (self.temperature, self.top_p, self.top_k) if self.temperature else ()
 
     def generator(self, request: int) -> np.random.Generator:
         """A request's own random numbers: the same in any batch, at any time."""
@@ -68,4 +83,28 @@ def choose(
     if mass.is_cuda:
         drawn = drawn.pin_memory().to(mass.device, non_blocking=True)
     # right=True: a number equal to a cumulative mass belongs to the next token with any mass.
-    return torch.searchsorted(mass, drawn[:, None] * mass[:, -1:], right=True)[:, 0]
+    found = torch.searchsorted(mass, drawn[:, None] * mass[:, -1:], right=True)[:, 0]
+    return found.clamp(max=logits.shape[1] - 1)  # a product may round up to the whole mass
+
+
+def choose_each(
+    logits: Tensor, samplings: Sequence[Sampling], randoms: Sequence[np.random.Generator]
+) -> Tensor:
+    """As `choose`, where each row has a sampling of its own: one `choose` a kind of sampling.
+
+    Args:
+        logits: [A, V] float32. samplings, randoms: each row's.
+    """
+    kinds: dict[tuple[float, ...], list[int]] = {}
+    for row, sampling in enumerate(samplings):
+        kinds.setdefault(sampling.chain_key, []).append(row)
+    parts = []
+    for key, rows in kinds.items():
+        own = logits if len(kinds) == 1 else logits[on_device(rows, logits.device)]
+        chain, drawn = samplings[rows[0]].processors(), [randoms[row] for row in rows]
+        parts.append(choose(own, chain, not key, drawn))
+    if len(parts) == 1:
+        return parts[0]
+    order = [row for rows in kinds.values() for row in rows]
+    places = sorted(range(len(order)), key=order.__getitem__)
+    return torch.cat(parts)[on_device(places, logits.device)]

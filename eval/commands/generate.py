@@ -3,14 +3,13 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from kvpolicies.config import Deployment, from_args, load_yaml
 from kvpolicies.config import add_arguments as add_options
 from kvpolicies.errors import UserError
+from kvpolicies.eval.deployment import budget_of, encode_chat, encode_raw, kernels
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +48,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _generations(config: Deployment, texts: list[str], args: argparse.Namespace) -> Any:
-    from kvpolicies.budget import Budget, is_ratio
     from kvpolicies.decoding import generate
     from kvpolicies.eval.models import load, stop_tokens
 
@@ -58,15 +56,12 @@ def _generations(config: Deployment, texts: list[str], args: argparse.Namespace)
     for text, ids in zip(texts, prompts, strict=True):
         if not ids:
             raise UserError(f"prompt {text!r} has no tokens; every prompt needs at least one")
-    budget: Any = config.budget
-    if not is_ratio(budget):
-        budget = Budget.parse(budget, sinks=config.sinks, window=config.window)
-    with _kernels(config.kernels, model):
+    with kernels(config.kernels, model):
         generations = generate(
             model,
             prompts,
             config.policy,
-            budget,
+            budget_of(config),
             max_new_tokens=config.max_new_tokens,
             batch_size=config.batch_size,
             eos_token_id=stop_tokens(model, tokenizer),
@@ -79,20 +74,6 @@ def _generations(config: Deployment, texts: list[str], args: argparse.Namespace)
             step=config.step,
         )
     return [(text, g, tokenizer) for text, g in zip(texts, generations, strict=True)]
-
-
-@contextmanager
-def _kernels(choice: str, model: Any) -> Iterator[None]:
-    """Runs kernels by `choice`; what cannot run on the model's device is refused at once."""
-    from kvpolicies.kernels.backend import backend, use_triton
-
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(backend(choice))
-            use_triton(next(model.parameters()))
-        except ValueError as error:
-            raise UserError(str(error)) from None
-        yield
 
 
 def _prompts(args: argparse.Namespace) -> list[str]:
@@ -117,12 +98,9 @@ def _lines(text: str) -> list[str]:
 
 
 def _encoded(tokenizer: Any, text: str, raw: bool) -> list[int]:
-    if raw or not getattr(tokenizer, "chat_template", None):
-        return tokenizer(text)["input_ids"]
-    message = [{"role": "user", "content": text}]
-    return tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)[
-        "input_ids"
-    ]
+    if raw:
+        return encode_raw(tokenizer, text)
+    return encode_chat(tokenizer, [{"role": "user", "content": text}])
 
 
 def _record(prompt: str, answer: str, generation: Any) -> dict[str, Any]:

@@ -1,0 +1,132 @@
+"""`kvpolicies serve`: an OpenAI-compatible server of a deployment."""
+
+import argparse
+import importlib.util
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from kvpolicies.config import Deployment, from_args, load_yaml, option
+from kvpolicies.config import add_arguments as add_options
+from kvpolicies.errors import UserError
+from kvpolicies.eval.deployment import budget_of, kernels
+
+NEEDED = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus_client"}
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Where and how a deployment is served; what is served is the deployment's own affair."""
+
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for all")
+    port: int = option(8000, "0 takes a free one")
+    name: str = option("", "the model's name for clients; default: the deployment's model")
+    queue: int = option(256, "most requests that wait for a row; more are refused with 429")
+    grace: float = option(30.0, "seconds for running requests when the server is stopped")
+    max_body: int = option(1 << 20, "most bytes of a request's body")
+
+    def __post_init__(self) -> None:
+        for key, least in (("queue", 0), ("grace", 0), ("max_body", 1)):
+            if not getattr(self, key) >= least:
+                flag = key.replace("_", "-")
+                raise UserError(f"--{flag} must be at least {least}, got {getattr(self, key)}")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The config file, its overrides, and where to listen."""
+    parser.add_argument("config", nargs="?", help="deployment YAML; options below override it")
+    add_options(parser, Deployment)
+    add_options(parser, Serving)
+    parser.epilog = (
+        "example:\n  kvpolicies serve deploy.yaml --port 8000\n"
+        "  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\\n"
+        '      -d \'{"prompt": "Is 91 prime?", "max_tokens": 64}\'\n\n'
+        "SIGTERM or Ctrl-C ends it: running requests are finished first (--grace)."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until it is told to stop; what cannot work is refused before the model is loaded."""
+    config = from_args(
+        Deployment, args, load_yaml(Deployment, args.config) if args.config else None
+    )
+    serving = from_args(Serving, args)
+    _check(config)
+    from kvpolicies.eval.serve.running import address, listen
+    from kvpolicies.eval.serve.running import run as run_server
+
+    with listen(serving.host, serving.port) as sock, ExitStack() as stack:
+        model, tokenizer, engine = _loaded(config, stack)
+        print(f"kvpolicies: serving {_described(config, engine)} on {address(sock)}", flush=True)
+        return run_server(
+            lambda: _served(config, serving, model, tokenizer, engine), sock, serving.grace
+        )
+
+
+def _check(config: Deployment) -> None:
+    from kvpolicies.eval.models import check_device, check_name
+    from kvpolicies.registry import resolve
+    from kvpolicies.serving import check_deployable
+
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"serve needs {', '.join(missing)}: pip install 'kvpolicies[serve]'")
+    check_name(config.model)
+    check_device(config.device)
+    policy = resolve(config.policy)
+    check_deployable(policy)
+    if policy.made_for not in (None, config.model):
+        made = f"model {policy.made_for}" if policy.made_for else "no model: it lacks an option"
+        raise UserError(f"policy {policy} is made for {made}, not for {config.model}")
+
+
+def _loaded(config: Deployment, stack: ExitStack) -> tuple[Any, Any, Any]:
+    """(model, tokenizer, engine): the last holds the cache until the stack is closed."""
+    from kvpolicies.eval.models import load, stop_tokens
+    from kvpolicies.serving import serving
+
+    model, tokenizer = load(config.model, config.dtype, config.device)
+    stack.enter_context(kernels(config.kernels, model))
+    engine = serving(
+        model, config.policy, budget_of(config), rows=config.batch_size,
+        max_length=_max_length(config, model), eos_token_id=stop_tokens(model, tokenizer),
+        step=config.step,
+    )  # fmt: skip
+    return model, tokenizer, stack.enter_context(engine)
+
+
+def _max_length(config: Deployment, model: Any) -> int:
+    if config.max_length is not None:
+        return config.max_length
+    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not length:
+        raise UserError(f"model {config.model} names no length of its own; give --max-length")
+    return length
+
+
+def _described(config: Deployment, engine: Any) -> str:
+    budget = "all tokens" if not engine.policy.evicts else f"budget {config.budget}"
+    size = f"{engine.cache_bytes():,} bytes"
+    return (
+        f"{config.model}, policy {engine.policy}, {budget}, {engine.rows} rows of up to "
+        f"{engine.max_length} tokens, cache {size} and {engine.state_bytes():,} of state,"
+    )
+
+
+def _served(config: Deployment, serving: Serving, model: Any, tokenizer: Any, engine: Any) -> Any:
+    from kvpolicies.eval.serve.app import Served
+    from kvpolicies.eval.serve.metrics import Metrics
+    from kvpolicies.eval.serve.prompts import Encoder, Lengths
+    from kvpolicies.eval.serve.service import Service
+    from kvpolicies.sampling import Sampling
+
+    words = model.get_input_embeddings().weight.shape[0]
+    return Served(
+        service=Service(engine, Metrics(), serving.queue),
+        encoder=Encoder(tokenizer, words),
+        lengths=Lengths(engine.max_length, config.max_new_tokens),
+        model=serving.name or config.model,
+        policy=str(engine.policy),
+        sampling=Sampling(config.temperature, config.top_p, config.top_k),
+        max_body=serving.max_body,
+    )

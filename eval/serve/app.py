@@ -1,0 +1,174 @@
+"""The endpoints."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from kvpolicies.eval.serve.answers import Cancelled, Form, pieces
+from kvpolicies.eval.serve.bodies import Body, ChatBody, TextBody, parse
+from kvpolicies.eval.serve.errors import OUTCOMES, ApiError
+from kvpolicies.eval.serve.prompts import Encoder, Lengths
+from kvpolicies.eval.serve.service import Service
+from kvpolicies.eval.serve.text import Writer
+from kvpolicies.sampling import Sampling
+
+BODY_SECONDS = 30
+"""A body must have arrived by then."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Served:
+    """What all endpoints know."""
+
+    service: Service
+    encoder: Encoder
+    lengths: Lengths
+    model: str
+    """The name that requests must give, if any."""
+    policy: str
+    sampling: Sampling
+    """What a request gets that names none; the seed aside."""
+    max_body: int
+    """Bytes."""
+
+
+def make_app(served: Served) -> FastAPI:
+    """The application; its service must be running."""
+    app = FastAPI(title="kvpolicies", docs_url=None, redoc_url=None, openapi_url=None)
+    created, service = int(time.time()), served.service
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        return await _complete(served, request, ChatBody)
+
+    @app.post("/v1/completions")
+    async def text(request: Request) -> Response:
+        return await _complete(served, request, TextBody)
+
+    @app.get("/v1/models")
+    async def models() -> Any:
+        entry = {"id": served.model, "object": "model", "created": created,
+                 "owned_by": "kvpolicies"}  # fmt: skip
+        return {"object": "list", "data": [entry]}
+
+    @app.get("/health")
+    async def health() -> Response:
+        status = {"ok": 200, "stopping": 503}.get(service.state, 500)
+        told = {"status": service.state, "model": served.model, "policy": served.policy}
+        if service.error:
+            told["error"] = service.error
+        return JSONResponse(told, status)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    @app.exception_handler(HTTPException)
+    async def unknown(request: Request, error: HTTPException) -> Response:
+        text = f"{request.method} {request.url.path}: {error.detail}"
+        return _told(ApiError(error.status_code, text, headers=dict(error.headers or {})))
+
+    return app
+
+
+async def _complete(served: Served, request: Request, kind: type[Body]) -> Response:
+    metrics = served.service.metrics
+    request.state.accepted = False  # once it is, its ticket is counted
+    try:
+        return await _answered(served, request, kind)
+    except ApiError as error:
+        if not request.state.accepted:
+            metrics.count(OUTCOMES.get(error.status, "invalid"))
+        return _told(error)
+    except Cancelled:
+        if not request.state.accepted:
+            metrics.count("cancelled")
+        return Response(status_code=499)  # nobody reads it
+
+
+async def _answered(served: Served, request: Request, kind: type[Body]) -> Response:
+    body = parse(kind, await _body(request, served.max_body))
+    if body.model not in (None, served.model):
+        raise ApiError(404, f"model {body.model!r} is not served here, only {served.model!r}",
+                       "model", "model_not_found")  # fmt: skip
+    loop = asyncio.get_running_loop()
+    prompt = await loop.run_in_executor(served.encoder.pool, served.encoder.prompt, body)
+    limit = served.lengths.limit(len(prompt), body.limit)
+    sampling = body.sampling(served.sampling, secrets.randbits(62))
+    ticket = served.service.submit(prompt, limit, sampling)
+    request.state.accepted = True
+    parts = pieces(served.service, ticket, Writer(served.encoder.decode, body.stops))
+    form = Form(served.model, kind is ChatBody, len(prompt), body.usage)
+    # A stream begins with its first piece: until then, an error has a status of its own.
+    first = await _unless_gone(request.receive, anext(parts))
+    if body.stream:
+        return StreamingResponse(
+            form.stream(first, parts),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
+
+    async def rest() -> list[Any]:
+        return [first, *[piece async for piece in parts]]
+
+    everything = await _unless_gone(request.receive, rest())
+    text = "".join(piece.text for piece in everything)
+    return JSONResponse(form.whole(text, everything[-1]))
+
+
+async def _body(request: Request, most: int) -> bytes:
+    """The whole body, in time and within its limit."""
+    too_large = ApiError(413, f"the body has more than {most} bytes", code="body_too_large",
+                         headers={"Connection": "close"})  # fmt: skip
+    if (said := request.headers.get("content-length", "")).isdecimal() and int(said) > most:
+        raise too_large
+
+    async def read() -> bytes:
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > most:
+                raise too_large
+        return bytes(body)
+
+    try:
+        return await asyncio.wait_for(read(), BODY_SECONDS)
+    except ClientDisconnect:
+        raise Cancelled from None
+    except asyncio.TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS} s",
+                       headers={"Connection": "close"}) from None  # fmt: skip
+
+
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives; it is cancelled when the client hangs up first."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = task, watch = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watch.cancel()
+        if not task.done():
+            task.cancel()
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise Cancelled from None
+
+
+def _told(error: ApiError) -> Response:
+    return JSONResponse(error.body(), error.status, headers=error.headers)

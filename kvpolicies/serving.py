@@ -1,0 +1,128 @@
+"""The decode loop for requests that come and go: a cache for any of them up to one length.
+
+    with serving(model, "beacon", 1024, rows=8, max_length=4096) as engine:
+        engine.loop.add(engine.request(0, prompt, 64, Sampling()))
+        while engine.loop.busy:
+            for event in engine.loop.advance():
+                print(event.tokens)
+
+It is the loop of `generate`, with the same tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvpolicies.adapter import attach
+from kvpolicies.admission import Request, admit, in_force
+from kvpolicies.budget import Budget
+from kvpolicies.cache import FixedBudgetCache
+from kvpolicies.decoding import stop_set
+from kvpolicies.errors import UserError
+from kvpolicies.fixed import check_mode
+from kvpolicies.loop import Loop
+from kvpolicies.policy import Policy, whole
+from kvpolicies.registry import resolve
+from kvpolicies.sampling import Sampling
+
+
+def check_deployable(policy: Policy) -> None:
+    """Raises UserError for a policy that can be evaluated, but not run on what is not yet known."""
+    if policy.needs_future:
+        raise UserError(
+            f"policy {policy} looks ahead in a recorded run and cannot be served; "
+            "it is for compare alone"
+        )
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A loop without requests yet, and what a request must know of it."""
+
+    loop: Loop
+    policy: Policy
+    budget: Budget | str | int
+    rows: int
+    max_length: int
+    """Most tokens of a prompt and its answer."""
+
+    def request(self, index: int, prompt: Sequence[int], limit: int, sampling: Sampling) -> Request:
+        """A request for `loop.add`; any thread may make it.
+
+        It gets what `generate` gives to a single prompt: random numbers by its seed alone, and a
+        ratio of prompt + limit where the budget is a ratio.
+
+        Args:
+            index: names the request in events. limit: most new tokens.
+
+        Raises:
+            UserError: for an empty prompt, one that is too long, or a budget impossible for it.
+        """
+        (request,) = admit(self.policy, [prompt], self.budget, limit, sampling, [0], None)
+        if len(request.prompt) + limit > self.max_length:
+            raise UserError(
+                f"a prompt of {len(request.prompt)} tokens and {limit} new ones are more than "
+                f"the {self.max_length} tokens of max_length"
+            )
+        request.index = index
+        return request
+
+    def cache_bytes(self) -> int:
+        """Keys, values and positions of all rows."""
+        return self.rows * self.loop.cache.cache_bytes()
+
+    def state_bytes(self) -> int:
+        """The policy's own tensors of all rows."""
+        return self.rows * self.loop.cache.state_bytes()
+
+
+@contextmanager
+def serving(
+    model: Any,
+    policy: Policy | str,
+    budget: Budget | str | int,
+    *,
+    rows: int,
+    max_length: int,
+    eos_token_id: int | Sequence[int] | None = None,
+    step: str = "auto",
+) -> Iterator[Engine]:
+    """Allocates a cache of `rows` rows, and attaches the model to it inside the `with` block.
+
+    Args:
+        model: a transformers decoder in evaluation mode.
+        policy, budget, eos_token_id, step: as `generate` takes them.
+        max_length: most tokens of a prompt and its answer; `full` holds as many slots.
+
+    Raises:
+        UserError: for what cannot run, the memory that is lacking included.
+    """
+    chosen: Policy = resolve(policy)
+    check_deployable(chosen)
+    whole(rows, 1, "rows")
+    whole(max_length, 2, "max_length")
+    mode = check_mode(step, chosen, next(model.parameters()).device)
+    largest = in_force(chosen, budget, max_length - 1, 1, max_length)
+    # What a paper's own rule holds follows from the prompt, but is never more than the sequence.
+    slots = max_length if chosen.own_rule else min(max_length, largest.total)
+    cache = FixedBudgetCache(model, chosen, largest, slots=slots, max_length=max_length)
+    with attach(model, cache), torch.no_grad():
+        loop = _allocated(model, cache, rows, stop_set(model, eos_token_id), mode)
+        yield Engine(loop, chosen, budget, rows, max_length)
+
+
+def _allocated(
+    model: Any, cache: FixedBudgetCache, rows: int, stops: frozenset[int], mode: str
+) -> Loop:
+    try:
+        return Loop(model, cache, rows, stops, None, mode)
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        if isinstance(error, UserError) or "memory" not in str(error):
+            raise
+        raise UserError(
+            f"no memory for {rows} rows of {cache.slots} slots: lower the budget, batch_size, or "
+            f"max_length ({cache.max_length})"
+        ) from None
