@@ -63,15 +63,17 @@ class Wanted:
         for name in ("least_accuracy", "largest_loss", "tolerance"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
-                raise UserError(f"{_flag(name)} is a share from 0 to 1 (0.03 is 3 points), "
-                                f"got {value}")  # fmt: skip
+                raise UserError(
+                    f"{_flag(name)} is a share from 0 to 1 (0.03 is 3 points), got {value}"
+                )
         if (self.batch is None) == (self.concurrency is None):
             raise UserError("give --batch or --concurrency: how many rows are decoded at once")
         if self.max_tokens is None:
             raise UserError("give --max-tokens: how many new tokens a request may have")
         if self.memory is None and self.least_accuracy is None and self.largest_loss is None:
-            raise UserError("give a constraint to choose by: --memory, --least-accuracy or "
-                            "--largest-loss")  # fmt: skip
+            raise UserError(
+                "give a constraint to choose by: --memory, --least-accuracy or --largest-loss"
+            )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     wanted = config.from_args(Wanted, args)
     limits = _limits(wanted)
     out = Path(wanted.out)
-    record = Path(wanted.json) if wanted.json else out.with_name("selection.json")
+    record = Path(wanted.json) if wanted.json else out.parent / "selection.json"
     if record == out:
         raise UserError(f"--json {record}: is --out too; name another file")
     check_free(out, "--out", args.force)
@@ -151,9 +153,13 @@ def _model(seen: "Evidence") -> Any:
 
 
 def _told(
-    seen: "Evidence", made: "Choice", load: "Load", left_out: dict[Any, str], model_config: Any,
+    seen: "Evidence",
+    made: "Choice",
+    load: "Load",
+    left_out: dict[Any, str],
+    model_config: Any,
     paths: tuple[Path, Path],
-) -> tuple[dict[Path, str], list[str]]:  # fmt: skip
+) -> tuple[dict[Path, str], list[str]]:
     """(texts by path, sentences)."""
     from kvpolicies.eval.selection.cautions import cautions
     from kvpolicies.eval.selection.deploying import deploy_yaml, selection_json
@@ -170,9 +176,7 @@ def _told(
     return texts, said
 
 
-def _print(
-    seen: "Evidence", made: "Choice", left_out: dict[Any, str], said: Sequence[str]
-) -> None:
+def _print(seen: "Evidence", made: "Choice", left_out: dict[Any, str], said: Sequence[str]) -> None:
     from kvpolicies.eval.selection import tables
     from kvpolicies.eval.selection.evidence import label
 

@@ -70,9 +70,7 @@ class Candidate:
         return self.memory.cache + self.memory.state
 
 
-def gather(
-    evidence: Evidence, model: Any, load: Load
-) -> tuple[list[Candidate], dict[Cell, str]]:
+def gather(evidence: Evidence, model: Any, load: Load) -> tuple[list[Candidate], dict[Cell, str]]:
     """All candidates, full first; and the cells that cannot be deployed so, with the reason.
 
     Args:

@@ -188,9 +188,14 @@ def _tests(
 
 
 def _against(
-    bench: Bench, values: dict[Cell, np.ndarray], kind: str, threshold: float, worst: float,
-    level: float, seed: int,
-) -> dict[Cell, Test]:  # fmt: skip
+    bench: Bench,
+    values: dict[Cell, np.ndarray],
+    kind: str,
+    threshold: float,
+    worst: float,
+    level: float,
+    seed: int,
+) -> dict[Cell, Test]:
     if not values:
         return {}
     columns = np.stack([x.mean(axis=1) for x in values.values()])
@@ -215,8 +220,10 @@ def _best(
     rivals, equals = [], []
     for candidate, most in zip(rest, high, strict=True):
         if most > limits.tolerance + _ROUNDING:
-            ahead = [b.cells[winner.cell].correct - b.cells[candidate.cell].correct
-                     for b in evidence.benches]  # fmt: skip
+            ahead = [
+                b.cells[winner.cell].correct - b.cells[candidate.cell].correct
+                for b in evidence.benches
+            ]
             lacking = need(ahead, -limits.tolerance, -1.0, level)
             rivals.append(Rival(candidate, most, lacking))
         elif abs(candidate.held - winner.held) <= EQUAL * winner.held:

@@ -22,8 +22,18 @@ from kvpolicies.eval.selection.evidence import Evidence
 from kvpolicies.eval.selection.explaining import faults, points, size
 from kvpolicies.eval.stats import Interval
 
-KEYS = ("model", "policy", "budget", "max_new_tokens", "batch_size", "temperature", "top_p", "seed",
-        "dtype", "device")  # fmt: skip
+KEYS = (
+    "model",
+    "policy",
+    "budget",
+    "max_new_tokens",
+    "batch_size",
+    "temperature",
+    "top_p",
+    "seed",
+    "dtype",
+    "device",
+)
 """What the choice and its studies decide; the rest of `Deployment` keeps its defaults."""
 
 
@@ -56,29 +66,39 @@ def deploy_yaml(
         values["budget"] = int(values["budget"])
     lines = ["Written by kvpolicies select.", f"command: {command}"]
     if choice.verdict != CHOSEN:
-        lines.append("UNDECIDED: the data could not tell; this is the best point estimate, taken "
-                     "by --anyway.")  # fmt: skip
+        lines.append(
+            "UNDECIDED: the data could not tell; this is the best point estimate, taken "
+            "by --anyway."
+        )
     for source in evidence.sources:
-        lines.append(f"study: {source.folder} ({source.study.task}, {source.problems} problems, "
-                     f"fingerprint {source.fingerprint}, commit {', '.join(source.commits)}, "
-                     f"weights {source.weights})")  # fmt: skip
+        lines.append(
+            f"study: {source.folder} ({source.study.task}, {source.problems} problems, "
+            f"fingerprint {source.fingerprint}, commit {', '.join(source.commits)}, "
+            f"weights {source.weights})"
+        )
     lines += [f"{name}: {_figures(one)}" for name, one in winner.benches.items()]
     if len(winner.benches) > 1:
         lines.append(f"mean over tasks: {_figures(winner.mean)}")
     if winner.budget != winner.cell.budget and not winner.is_full:
         lines.append(f"budget: {winner.cell.budget} of {load.prompt} + {load.new} tokens")
     held = winner.memory
-    lines.append(f"memory, predicted for {load.batch} rows of {load.prompt} + {load.new} tokens: "
-                 f"{size(held.total)} = weights {size(held.weights)} + cache {size(held.cache)} + "
-                 f"policy state {size(held.state)} + logits {size(held.logits)}")  # fmt: skip
+    lines.append(
+        f"memory, predicted for {load.batch} rows of {load.prompt} + {load.new} tokens: "
+        f"{size(held.total)} = weights {size(held.weights)} + cache {size(held.cache)} + "
+        f"policy state {size(held.state)} + logits {size(held.logits)}"
+    )
     head = "".join(f"# {_one_line(line)}\n" for line in [*lines, *said])
     return head + yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
 def selection_json(
-    evidence: Evidence, choice: Choice, load: Load, left_out: dict[Any, str],
-    said: Sequence[str], command: str,
-) -> str:  # fmt: skip
+    evidence: Evidence,
+    choice: Choice,
+    load: Load,
+    left_out: dict[Any, str],
+    said: Sequence[str],
+    command: str,
+) -> str:
     """Everything the choice rests on, as JSON; what cannot be told (nan) is null."""
     front = pareto(choice.candidates)
     record = {
@@ -144,7 +164,7 @@ def check_free(path: Path, flag: str, force: bool) -> None:
     if not folder:
         raise UserError(f"{flag} {text}: no such folder: {path.parent}")
     if there and not force:
-        raise UserError(f"{flag} {text}: exists; --force overwrites it")
+        raise UserError(f"{flag} {text}: exists; --force overwrites it, or name another file")
     if not os.access(path.parent, os.W_OK):
         raise UserError(f"{flag} {text}: {path.parent} is not writable")
 
@@ -171,8 +191,10 @@ def _candidate(choice: Choice, candidate: Candidate, in_front: bool) -> dict[str
 
 
 def _figures(figures: Figures) -> str:
-    return (f"accuracy {_shown(figures.accuracy)} %, against full {_shown(figures.loss)} points "
-            "(95 % intervals)")  # fmt: skip
+    return (
+        f"accuracy {_shown(figures.accuracy)} %, against full {_shown(figures.loss)} points "
+        "(95 % intervals)"
+    )
 
 
 def _shown(interval: Interval) -> str:

@@ -162,11 +162,15 @@ def _source(folder: Path) -> Source:
     if not isinstance(count, int) or count < 1:
         raise UserError(f"{where}: problems must be a whole number above 0, got {count!r}")
     if study.charge_state:
-        raise UserError(f"{folder}: its policies paid for their state in slots (charge_state), "
-                        "which no deployment does; run the study without")  # fmt: skip
+        raise UserError(
+            f"{folder}: its policies paid for their state in slots (charge_state), "
+            "which no deployment does; run the study without"
+        )
     if study.entry.forced:
-        raise UserError(f"{folder}: task {study.task} grades no answers, so it has no accuracy "
-                        "to choose by; give a study of a task that generates")  # fmt: skip
+        raise UserError(
+            f"{folder}: task {study.task} grades no answers, so it has no accuracy "
+            "to choose by; give a study of a task that generates"
+        )
     return Source(str(folder), study, tuple(commits), fingerprint, count, weights)
 
 
@@ -197,19 +201,25 @@ def _check_alike(sources: list[Source], model: str | None) -> None:
         for key in _SHARED:
             mine, theirs = getattr(source.study, key), getattr(first.study, key)
             if mine != theirs:
-                raise UserError(f"{source.folder} and {first.folder} differ in {key} ({mine} and "
-                                f"{theirs}); a deployment has one")  # fmt: skip
+                raise UserError(
+                    f"{source.folder} and {first.folder} differ in {key} ({mine} and "
+                    f"{theirs}); a deployment has one"
+                )
         if source.weights != first.weights:
-            raise UserError(f"{source.folder} and {first.folder}: other weights of "
-                            f"{first.study.model}; measure one of them again")  # fmt: skip
+            raise UserError(
+                f"{source.folder} and {first.folder}: other weights of "
+                f"{first.study.model}; measure one of them again"
+            )
 
 
 def _check_same_bench(source: Source, other: Source) -> None:
     mine, theirs = source.study.identity(), other.study.identity()
     unlike = [key for key in mine if key not in _OWN and mine[key] != theirs[key]]
     if unlike:
-        raise UserError(f"{source.folder} and {other.folder}: the same problems under other "
-                        f"conditions ({', '.join(unlike)}); give one of them")  # fmt: skip
+        raise UserError(
+            f"{source.folder} and {other.folder}: the same problems under other "
+            f"conditions ({', '.join(unlike)}); give one of them"
+        )
 
 
 def _bench(source: Source) -> Bench:
@@ -245,11 +255,15 @@ def _check_finished(
             lacking.append(f"{label(cell)} lacks {_some(lost, 3)}")
     never = source.problems - len(problems)
     if never:
-        lacking.append(f"{abs(never)} of {source.problems} problems "
-                       f"{'not reached by any' if never > 0 else 'too many'}")  # fmt: skip
+        lacking.append(
+            f"{abs(never)} of {source.problems} problems "
+            f"{'not reached by any' if never > 0 else 'too many'}"
+        )
     if lacking:
-        raise UserError(f"{source.folder}: the study is unfinished: {_some(lacking, 5, '; ')}; "
-                        f"finish it with the command that began it")  # fmt: skip
+        raise UserError(
+            f"{source.folder}: the study is unfinished: {_some(lacking, 5, '; ')}; "
+            f"finish it with the command that began it"
+        )
 
 
 def _some(items: Sequence[str], most: int, separator: str = ", ") -> str:

@@ -59,11 +59,15 @@ def faults(choice: Choice, candidate: Candidate) -> list[str]:
 def _failed(test: Test) -> str:
     short = f"{points(-test.slack)} points short"
     if test.kind == "loss":
-        text = (f"{test.bench}: may lose {points(-test.bound)} points, "
-                f"{points(-test.threshold)} allowed: {short}")  # fmt: skip
+        text = (
+            f"{test.bench}: may lose {points(-test.bound)} points, "
+            f"{points(-test.threshold)} allowed: {short}"
+        )
     else:
-        text = (f"{test.bench}: accuracy sure to {points(test.bound)} % only, "
-                f"{points(test.threshold)} % asked: {short}")  # fmt: skip
+        text = (
+            f"{test.bench}: accuracy sure to {points(test.bound)} % only, "
+            f"{points(test.threshold)} % asked: {short}"
+        )
     return text + (" (its estimate passes)" if test.plausible else "")
 
 
@@ -93,15 +97,20 @@ def _cheapest(choice: Choice) -> str:
     if not others:
         text += "it alone meets that with confidence on every task"
     else:
-        text += (f"{len(able)} candidates meet that with confidence on every task, and its cache "
-                 f"and state take the fewest bytes, {size(winner.held)} (next: "
-                 f"{others[0].label}, {size(others[0].held)})")  # fmt: skip
+        text += (
+            f"{len(able)} candidates meet that with confidence on every task, and its cache "
+            f"and state take the fewest bytes, {size(winner.held)} (next: "
+            f"{others[0].label}, {size(others[0].held)})"
+        )
     tests = choice.tests[winner.cell]
     if not tests:
         return text + "; full loses nothing against itself."
     worst = min(tests, key=lambda test: test.slack)
-    sure = (f"it loses at most {points(-worst.bound)} points" if worst.kind == "loss"
-            else f"its accuracy is at least {points(worst.bound)} %")  # fmt: skip
+    sure = (
+        f"it loses at most {points(-worst.bound)} points"
+        if worst.kind == "loss"
+        else f"its accuracy is at least {points(worst.bound)} %"
+    )
     return f"{text}. On {worst.bench}, its worst task, {sure} with confidence."
 
 
@@ -112,17 +121,21 @@ def _best(choice: Choice) -> str:
     asked = f"Of {rest + 1} candidates that fit into {size(choice.limits.memory or 0)}, "
     if not rest:
         return f"{winner.label} wins: it alone fits into {size(choice.limits.memory or 0)}."
-    return (f"{winner.label} wins: {asked[0].lower() + asked[1:]}it is the most accurate, and none "
-            f"of the others is better by more than {points(choice.limits.tolerance)} points, with "
-            "confidence.")  # fmt: skip
+    return (
+        f"{winner.label} wins: {asked[0].lower() + asked[1:]}it is the most accurate, and none "
+        f"of the others is better by more than {points(choice.limits.tolerance)} points, with "
+        "confidence."
+    )
 
 
 def _tie(choice: Choice) -> list[str]:
     if not choice.equals or choice.winner is None:
         return []
-    return [f"{_names(choice.equals)} would do as well (all constraints met, bytes within "
-            f"{100 * EQUAL:.0f} %): {choice.winner.label} was taken by the tie-break, which is "
-            "accuracy, then bytes, then name."]  # fmt: skip
+    return [
+        f"{_names(choice.equals)} would do as well (all constraints met, bytes within "
+        f"{100 * EQUAL:.0f} %): {choice.winner.label} was taken by the tie-break, which is "
+        "accuracy, then bytes, then name."
+    ]
 
 
 def _threshold_moved(choice: Choice) -> list[str]:
@@ -134,16 +147,22 @@ def _threshold_moved(choice: Choice) -> list[str]:
     if choice.tests[winner.cell]:
         then = min(firmer, key=lambda c: c.held, default=None)
         whose = f"{then.label} ({size(then.held)})" if then else "nothing"
-        said.append(f"Were the constraint more than {points(slack)} points stricter, {whose} "
-                    "would be chosen.")  # fmt: skip
+        said.append(
+            f"Were the constraint more than {points(slack)} points stricter, {whose} "
+            "would be chosen."
+        )
     cheaper = [c for c in choice.admissible if c.held < winner.held and not choice.passes(c)]
     if cheaper:
-        near = max(cheaper, key=choice.slack)
-        said.append(f"Were it {points(-choice.slack(near))} points looser, {near.label} "
-                    f"({size(near.held)}) would be.")  # fmt: skip
-    said += [f"{c.label} ({size(c.held)}) passes by its estimate: {_wanted(lacking)}."
-             for c in sorted(cheaper, key=lambda c: c.held)[:MOST]
-             if choice.plausible(c) and (lacking := _most(choice, c)) is not None]  # fmt: skip
+        near = max(cheaper, key=lambda c: (round(choice.slack(c), 6), -c.held))
+        said.append(
+            f"Were it {points(-choice.slack(near))} points looser, {near.label} "
+            f"({size(near.held)}) would be."
+        )
+    said += [
+        f"{c.label} ({size(c.held)}) passes by its estimate: {_wanted(lacking)}."
+        for c in sorted(cheaper, key=lambda c: c.held)[:MOST]
+        if choice.plausible(c) and (lacking := _most(choice, c)) is not None
+    ]
     return said
 
 
@@ -172,44 +191,58 @@ def _out_of_reach(choice: Choice) -> list[str]:
     if not outside:
         return []
     near = min(outside, key=lambda c: c.memory.total)
-    return [f"With {size(near.memory.total - limit)} more memory, {near.label} (accuracy "
-            f"{points(near.mean.accuracy.value)} %) would be admissible."]  # fmt: skip
+    return [
+        f"With {size(near.memory.total - limit)} more memory, {near.label} (accuracy "
+        f"{points(near.mean.accuracy.value)} %) would be admissible."
+    ]
 
 
 def _nothing(choice: Choice) -> str:
     if not choice.admissible:
         near = min(choice.candidates, key=lambda c: c.memory.total)
         limit = choice.limits.memory or 0
-        return (f"Nothing fits into {size(limit)}: {near.label} takes the least, "
-                f"{size(near.memory.total)}, {size(near.memory.total - limit)} too much.")  # fmt: skip
+        return (
+            f"Nothing fits into {size(limit)}: {near.label} takes the least, "
+            f"{size(near.memory.total)}, {size(near.memory.total - limit)} too much."
+        )
 
     def estimate(c: Candidate) -> float:
         return min(test.estimate - test.threshold for test in choice.tests[c.cell])
 
     near = max(choice.admissible, key=estimate)
-    return (f"Nothing meets {_constraint(choice)}, not even by its estimate: {near.label} comes "
-            f"nearest, {points(-estimate(near))} points short on its worst task.")  # fmt: skip
+    return (
+        f"Nothing meets {_constraint(choice)}, not even by its estimate: {near.label} comes "
+        f"nearest, {points(-estimate(near))} points short on its worst task."
+    )
 
 
 def _unsure(choice: Choice) -> list[str]:
     able = [c for c in choice.admissible if choice.plausible(c)]
-    said = [f"The data cannot tell: no candidate is sure to meet {_constraint(choice)}, but "
-            f"{len(able)} of {len(choice.admissible)} do by their estimates."]  # fmt: skip
+    said = [
+        f"The data cannot tell: no candidate is sure to meet {_constraint(choice)}, but "
+        f"{len(able)} of {len(choice.admissible)} do by their estimates."
+    ]
     for c in sorted(able, key=lambda c: c.held)[:MOST]:
-        said.append(f"{c.label} ({size(c.held)}): {'; '.join(faults(choice, c))}; "
-                    f"{_wanted(_most(choice, c))}.")  # fmt: skip
+        said.append(
+            f"{c.label} ({size(c.held)}): {'; '.join(faults(choice, c))}; "
+            f"{_wanted(_most(choice, c))}."
+        )
     return said
 
 
 def _rivalled(choice: Choice) -> list[str]:
     winner = choice.winner
     assert winner is not None
-    said = [f"The data cannot tell: {winner.label} is the most accurate by its estimate "
-            f"({points(winner.mean.accuracy.value)} %), but {len(choice.rivals)} others may be "
-            f"better by more than {points(choice.limits.tolerance)} points."]  # fmt: skip
+    said = [
+        f"The data cannot tell: {winner.label} is the most accurate by its estimate "
+        f"({points(winner.mean.accuracy.value)} %), but {len(choice.rivals)} others may be "
+        f"better by more than {points(choice.limits.tolerance)} points."
+    ]
     for rival in choice.rivals[:MOST]:
-        said.append(f"{rival.candidate.label} ({points(rival.candidate.mean.accuracy.value)} %) "
-                    f"may be better by {points(rival.upper)} points; {_wanted(rival.need)}.")  # fmt: skip
+        said.append(
+            f"{rival.candidate.label} ({points(rival.candidate.mean.accuracy.value)} %) "
+            f"may be better by {points(rival.upper)} points; {_wanted(rival.need)}."
+        )
     return said
 
 
@@ -227,7 +260,9 @@ def _wanted(lacking: Need | None) -> str:
     text = f"about {lacking.problems:,} problems a task would tell ({problems:,} were measured"
     if samples > 1:
         more = lacking.samples
-        text += (f"; so would {more} samples of each, not {samples}" if more
-                 else f"; no number of samples of these {problems:,} would")  # fmt: skip
+        text += (
+            f"; so would {more} samples of each, not {samples}"
+            if more
+            else f"; no number of samples of these {problems:,} would"
+        )
     return text + ")"
-

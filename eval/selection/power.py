@@ -50,9 +50,7 @@ def problems_needed(spread: float, gap: float, reach: float, level: float) -> in
     return math.ceil(root * root)
 
 
-def need(
-    values: Sequence[np.ndarray], threshold: float, worst: float, level: float
-) -> Need | None:
+def need(values: Sequence[np.ndarray], threshold: float, worst: float, level: float) -> Need | None:
     """What the data lack to prove a mean above `threshold`; None if theirs is not above it.
 
     Args:
