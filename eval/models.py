@@ -68,6 +68,33 @@ def load(name: str, dtype: str = "float32", device: str = "auto") -> tuple[Any, 
         raise UserError(f"model {name}: cannot be loaded: {first}") from error
 
 
+def load_config(name: str) -> Any:
+    """The transformers config of the model called `name`; no weights are read.
+
+    Raises:
+        UserError: a file, folder, package or hub id that is not there, in one line.
+    """
+    from transformers import AutoConfig
+
+    from kvpolicies.adapter import hide_loading_bar
+
+    check_name(name)
+    hide_loading_bar()
+    try:
+        if name == "embedded":
+            from kvpolicies.eval import embedded
+
+            with embedded.assets() as folder:
+                return AutoConfig.from_pretrained(folder)
+        where, options = _files(name)
+        return AutoConfig.from_pretrained(where, **options)
+    except (OSError, ImportError, ValueError, RuntimeError) as error:
+        if isinstance(error, UserError):
+            raise
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(f"model {name}: its config cannot be read: {first}") from error
+
+
 def stop_tokens(model: Any, tokenizer: Any) -> list[int]:
     """Ids that end an answer: the generation config's, the tokenizer's, and the chat template's.
 
@@ -93,13 +120,18 @@ def _load(name: str, dtype: Any) -> tuple[Any, Any]:
 
         model, tokenizer = embedded.load()
         return model.to(dtype), tokenizer
-    where, options = name, {}
-    if name == "smollm2":
-        where, options = str(_smollm2_folder()), {"gguf_file": _SMOLLM2}
-    elif gguf := _gguf_path(name):
-        where, options = str(gguf.parent), {"gguf_file": gguf.name}
+    where, options = _files(name)
     tokenizer = AutoTokenizer.from_pretrained(where, **options)
     return AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options), tokenizer
+
+
+def _files(name: str) -> tuple[str, dict[str, str]]:
+    """What transformers' from_pretrained takes for the model called `name`."""
+    if name == "smollm2":
+        return str(_smollm2_folder()), {"gguf_file": _SMOLLM2}
+    if gguf := _gguf_path(name):
+        return str(gguf.parent), {"gguf_file": gguf.name}
+    return name, {}
 
 
 def _gguf_path(name: str) -> Path | None:

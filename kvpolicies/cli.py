@@ -19,6 +19,10 @@ COMMANDS = {
         "kvpolicies.eval.commands.replay",
         "check a recorded trace by one masked dense forward",
     ),
+    "select": (
+        "kvpolicies.eval.commands.select",
+        "choose a policy and budget to deploy, from studies and constraints",
+    ),
     "train": ("kvpolicies.train.command", "train the scorer of a learned policy"),
 }
 

@@ -3,6 +3,7 @@
     kvpolicies bench                                       a small Qwen3, three policies
     kvpolicies bench --random qwen3-4b --memory 80GB --predict-only
     kvpolicies bench --model smollm2 --policies beacon,rkv --budgets 256 --batch-sizes 1,4
+    kvpolicies bench deploy.yaml                           what `select` wrote, as it would run
     kvpolicies bench --requests 64 --tail 50:2000 --batch-sizes 16 --policies streaming
 
 Rows are written as they are measured; the same command again measures what is missing.
@@ -20,6 +21,7 @@ from typing import Any
 
 from kvpolicies.errors import UserError
 from kvpolicies.eval.bench_table import print_table, write_csv
+from kvpolicies.eval.commands.deployed import settled
 
 _DTYPES = ("float32", "bfloat16", "float16")
 RESULTS, RUN, TABLE = "bench.jsonl", "run.json", "bench.csv"
@@ -30,20 +32,21 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to run, under which policies, and where results go."""
     add = parser.add_argument
+    add("config", nargs="?", help="deployment YAML; options below override it")
     add("--model", help="a model with weights (as in compare); default: --random small")
     add("--random", metavar="NAME|FILE", help="random weights: small, qwen3-0.6b, qwen3-4b, "
         "qwen3-8b, or a config.json")  # fmt: skip
-    add("--policies", default="transformers,full,streaming,beacon",
-        help="policies with options; `transformers` is its own full-cache generation")  # fmt: skip
-    add("--budgets", default="512", help="slots, or shares of prompt + new tokens (25%%)")
-    add("--batch-sizes", default="8", help="rows decoded at once")
+    add("--policies", help="policies with options (transformers,full,streaming,beacon); "
+        "`transformers` is its own full-cache generation")  # fmt: skip
+    add("--budgets", help="slots, or shares of prompt + new tokens (25%%); default: 512")
+    add("--batch-sizes", help="rows decoded at once; default: 8")
     add("--prompt", type=int, default=64, help="tokens of each prompt")
-    add("--new", type=int, default=1024, help="new tokens a row")
+    add("--new", type=int, help="new tokens a row; default: 1024")
     add("--repeats", type=int, default=2, help="runs a figure; the fastest windows count")
-    add("--dtype", default="float32", help="float32, bfloat16, float16")
-    add("--device", default="auto", help="auto, cpu, cuda")
+    add("--dtype", help="float32 (default), bfloat16, float16")
+    add("--device", help="auto (default), cpu, cuda")
     add("--memory", default="80GB", help="memory to fill when asking for the largest batch")
-    add("--step", default="auto", help="how decode steps run: auto, eager, fixed, graph, compiled")
+    add("--step", help="how decode steps run: auto (default), eager, fixed, graph, compiled")
     add("--requests", type=int, metavar="N", help="instead: N requests in a queue, finished rows "
         "replaced, against static batches")  # fmt: skip
     add("--tail", default="50:2000", help="their shortest and longest number of new tokens")
@@ -59,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from kvpolicies.eval.bench import Load
     from kvpolicies.eval.provenance import environment, make_folder
 
+    args = settled(args)
     policies, budgets = split_specs(args.policies), args.budgets.split(",")
     loads = [Load(n, args.prompt, args.new) for n in _numbers(args.batch_sizes, "--batch-sizes")]
     for name in ("prompt", "new", "repeats"):

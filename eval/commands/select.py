@@ -1,0 +1,188 @@
+"""`kvpolicies select`: the policy and budget to deploy, from finished studies and constraints.
+
+    kvpolicies select results/study --memory 24GiB --batch 32 --max-tokens 8192 --largest-loss 0.03
+    kvpolicies select results/gsm8k results/math --concurrency 16 --max-tokens 4096 \\
+        --least-accuracy 0.55 --out deploy.yaml
+    kvpolicies generate deploy.yaml --prompt "..."
+
+With an accuracy constraint, the candidate of fewest bytes that meets it with confidence on every
+task wins; under memory alone, the most accurate that fits. docs/select.md has the rule in full.
+
+Exit status: 0 a choice was made and written; 2 bad input; 3 the data cannot tell (nothing is
+written, but with --anyway); 4 no candidate meets the constraints (nothing is written).
+"""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvpolicies import config
+from kvpolicies.config import option
+from kvpolicies.errors import UserError
+
+if TYPE_CHECKING:
+    from kvpolicies.eval.selection.candidates import Load
+    from kvpolicies.eval.selection.choice import Choice, Limits
+    from kvpolicies.eval.selection.evidence import Evidence
+
+CANNOT_TELL, NOTHING = 3, 4
+"""Exit statuses beside 0 and 2."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be deployed, and within which limits."""
+
+    model: str | None = option(None, "the model to deploy; default: the studies' own")
+    memory: str | None = option(None, "most bytes: weights, cache, state, logits (24GiB, 80GB)")
+    batch: int | None = option(None, "rows decoded at once")
+    concurrency: int | None = option(None, "the same: requests served at once, a row each")
+    max_tokens: int | None = option(None, "most new tokens of a request")
+    prompt_tokens: int | None = option(
+        None, "tokens of the longest prompt; default: the longest in the studies"
+    )
+    least_accuracy: float | None = option(None, "least share of right samples, such as 0.55")
+    largest_loss: float | None = option(None, "most that may be lost against full, such as 0.03")
+    tolerance: float = option(
+        0.03, "under memory alone: by how much another may be better than the choice"
+    )
+    out: str = option("deploy.yaml", "the deployment file to write")
+    json: str | None = option(
+        None, "where to write all figures; default: selection.json beside --out, with it"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "concurrency", "max_tokens", "prompt_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{_flag(name)} must be at least 1, got {value}")
+        for name in ("least_accuracy", "largest_loss", "tolerance"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise UserError(
+                    f"{_flag(name)} is a share from 0 to 1 (0.03 is 3 points), got {value}"
+                )
+        if (self.batch is None) == (self.concurrency is None):
+            raise UserError("give --batch or --concurrency: how many rows are decoded at once")
+        if self.max_tokens is None:
+            raise UserError("give --max-tokens: how many new tokens a request may have")
+        if self.memory is None and self.least_accuracy is None and self.largest_loss is None:
+            raise UserError(
+                "give a constraint to choose by: --memory, --least-accuracy or --largest-loss"
+            )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Study folders, the deployment and its constraints."""
+    parser.description = __doc__
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("studies", nargs="+", metavar="FOLDER", help="finished study folders")
+    config.add_arguments(parser, Wanted)
+    parser.add_argument("--force", action="store_true", help="overwrite what is there")
+    parser.add_argument(
+        "--anyway", action="store_true", help="where the data cannot tell, write the best estimate"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Chooses, prints why, writes deploy.yaml and selection.json. Returns the exit status."""
+    from kvpolicies.eval.selection import candidates, choice, evidence
+    from kvpolicies.eval.selection.choice import CHOSEN, NONE
+    from kvpolicies.eval.selection.deploying import check_free, write_files
+
+    wanted = config.from_args(Wanted, args)
+    limits = _limits(wanted)
+    out = Path(wanted.out)
+    record = Path(wanted.json) if wanted.json else out.parent / "selection.json"
+    if record == out:
+        raise UserError(f"--json {record}: is --out too; name another file")
+    check_free(out, "--out", args.force)
+    check_free(record, "--json", args.force)
+    seen = evidence.read(args.studies, wanted.model)
+    load = _load(wanted, seen)
+    model = _model(seen)
+    found, left_out = candidates.gather(seen, model, load)
+    made = choice.choose(seen, found, limits)
+    texts, said = _told(seen, made, load, left_out, model.config, (out, record))
+    _print(seen, made, left_out, said)
+    if made.verdict == CHOSEN or (made.verdict != NONE and args.anyway):
+        write_files(texts)
+        print(f"\nWritten: {out} (and {record})")
+        return 0
+    if wanted.json:
+        write_files({record: texts[record]})
+    print("\nNothing was written" + (f" but {record}." if wanted.json else "."))
+    return NOTHING if made.verdict == NONE else CANNOT_TELL
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _limits(wanted: Wanted) -> "Limits":
+    from kvpolicies.eval.commands.bench import parse_bytes
+    from kvpolicies.eval.selection.choice import Limits
+
+    memory = None if wanted.memory is None else parse_bytes(wanted.memory)
+    return Limits(memory, wanted.least_accuracy, wanted.largest_loss, wanted.tolerance)
+
+
+def _load(wanted: Wanted, seen: "Evidence") -> "Load":
+    from kvpolicies.eval.selection.candidates import Load
+
+    prompt = wanted.prompt_tokens or seen.prompt_tokens
+    if not prompt:
+        raise UserError("the studies do not say how long their prompts were: give --prompt-tokens")
+    rows = wanted.batch or wanted.concurrency
+    assert rows is not None and wanted.max_tokens is not None, "checked in Wanted"
+    return Load(rows, prompt, wanted.max_tokens)
+
+
+def _model(seen: "Evidence") -> Any:
+    """The studies' model, with shapes and without weights."""
+    import torch
+
+    from kvpolicies.eval.memory import meta_model
+    from kvpolicies.eval.models import load_config
+
+    return meta_model(load_config(seen.study.model), getattr(torch, seen.study.dtype))
+
+
+def _told(
+    seen: "Evidence",
+    made: "Choice",
+    load: "Load",
+    left_out: dict[Any, str],
+    model_config: Any,
+    paths: tuple[Path, Path],
+) -> tuple[dict[Path, str], list[str]]:
+    """(texts by path, sentences)."""
+    from kvpolicies.eval.selection.cautions import cautions
+    from kvpolicies.eval.selection.deploying import deploy_yaml, selection_json
+    from kvpolicies.eval.selection.explaining import sentences
+
+    command = shlex.join(["kvpolicies", *sys.argv[1:]])
+    said = sentences(made)
+    if made.winner is not None:
+        said += [f"Caution: {one}." for one in cautions(seen, made.winner, load, model_config)]
+    out, record = paths
+    texts = {record: selection_json(seen, made, load, left_out, said, command)}
+    if made.winner is not None:
+        texts[out] = deploy_yaml(seen, made, load, said, command)
+    return texts, said
+
+
+def _print(seen: "Evidence", made: "Choice", left_out: dict[Any, str], said: Sequence[str]) -> None:
+    from kvpolicies.eval.selection import tables
+    from kvpolicies.eval.selection.evidence import label
+
+    tables.print_tables(seen, made)
+    for cell, why in left_out.items():
+        print(f"no candidate: {label(cell)} {why}")
+    print()
+    for sentence in said:
+        print(sentence)

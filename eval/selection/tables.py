@@ -1,0 +1,88 @@
+"""The Pareto set, and what each candidate fails, on the terminal."""
+
+from collections.abc import Sequence
+
+from kvpolicies.eval.measures import ACCURACY
+from kvpolicies.eval.selection.candidates import Candidate, pareto
+from kvpolicies.eval.selection.choice import Choice
+from kvpolicies.eval.selection.evidence import Evidence
+from kvpolicies.eval.selection.explaining import faults, points, size
+
+
+def print_tables(seen: Evidence, choice: Choice) -> None:
+    """Two tables on standard output; entries fold where a terminal is narrow."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    front = pareto(choice.candidates)
+    rest = [c for c in choice.candidates if faults(choice, c)]
+    _, load = choice, choice.candidates[0].memory.batch
+    title = f"Pareto set: accuracy (studies) against bytes (deployed, {load} rows)"
+    for name, (headings, lines) in {
+        title: _front(seen, choice, front),
+        "What fails": (["candidate", "cache + state", "why"], _failures(choice, rest)),
+    }.items():
+        if not lines:
+            continue
+        table = Table(title=name, box=None, title_justify="left")
+        for index, heading in enumerate(headings):
+            left = index == 0 or heading == "why"
+            table.add_column(heading, justify="left" if left else "right", overflow="fold")
+        for line in lines:
+            table.add_row(*line)
+        console.print(table, markup=False)
+
+
+def _front(
+    seen: Evidence, choice: Choice, front: Sequence[Candidate]
+) -> tuple[list[str], list[list[str]]]:
+    labels = [bench.label for bench in seen.benches]
+    headings = ["policy", "budget"]
+    for name in labels:
+        headings += [f"{name} %", "− full"]
+    if len(labels) > 1:
+        headings += ["mean %", "− full"]
+    if choice.limits.on_accuracy:
+        headings += ["− full at least" if choice.limits.least_accuracy is None else "slack"]
+    headings += ["cache + state", "memory", "tokens/s", ""]
+    return headings, [_line(choice, c, labels) for c in front]
+
+
+def _line(choice: Choice, candidate: Candidate, labels: Sequence[str]) -> list[str]:
+    line = [candidate.cell.policy, "–" if candidate.is_full else _budget(candidate)]
+    shown = [candidate.benches[name] for name in labels]
+    for figures in shown + ([candidate.mean] if len(labels) > 1 else []):
+        line.append(ACCURACY.show(figures.accuracy))
+        line.append("" if candidate.is_full else ACCURACY.show(figures.loss, signed=True))
+    if choice.limits.on_accuracy:
+        line.append(_sure(choice, candidate))
+    line += [size(candidate.held), size(candidate.memory.total)]
+    line.append(f"{candidate.tokens_per_second:.0f}" if candidate.tokens_per_second else "–")
+    return [*line, _mark(choice, candidate)]
+
+
+def _budget(candidate: Candidate) -> str:
+    mine = candidate.cell.budget
+    return mine if candidate.budget == mine else f"{mine} = {candidate.budget}"
+
+
+def _sure(choice: Choice, candidate: Candidate) -> str:
+    tests = choice.tests[candidate.cell]
+    if not tests:
+        return "–"
+    worst = min(tests, key=lambda test: test.slack)
+    return points(worst.bound if choice.limits.least_accuracy is None else worst.slack)
+
+
+def _mark(choice: Choice, candidate: Candidate) -> str:
+    if candidate is choice.winner:
+        return "chosen" if choice.verdict == "chosen" else "best estimate"
+    return "fails" if faults(choice, candidate) else "admissible"
+
+
+def _failures(choice: Choice, rest: Sequence[Candidate]) -> list[list[str]]:
+    ordered = sorted(rest, key=lambda c: c.held)
+    return [[c.label, size(c.held), "; ".join(faults(choice, c))] for c in ordered]
