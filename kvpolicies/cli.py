@@ -18,6 +18,10 @@ COMMANDS = {
         "kvpolicies.eval.commands.replay",
         "check a recorded trace by one masked dense forward",
     ),
+    "revisit": (
+        "kvpolicies.eval.commands.revisit",
+        "which queries look far back, and what policies lose",
+    ),
     "train": ("kvpolicies.train.command", "train the scorer of a learned policy"),
 }
 
