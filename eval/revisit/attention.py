@@ -20,6 +20,7 @@ from kvpolicies.kernels.softmax import Softmax
 
 # Queries handled at once.
 BLOCK = 64
+_DOUBLE = torch.float64
 # Distances 0, 1, 2-3, 4-7, ... up to 2 ** 23 - 1; the last place is the sinks'.
 BINS = 25
 LOCAL, GLOBAL = 0, 1
@@ -78,7 +79,7 @@ def _look_at_head(
     queries: Tensor, keys: Tensor, softmax: Softmax, first: int, rule: Rule, times: list[Tensor]
 ) -> LayerFigures:
     length = keys.shape[0]
-    double = {"dtype": torch.float64, "device": keys.device}
+    double = {"dtype": _DOUBLE, "device": keys.device}
     histogram, received = torch.zeros(2, BINS, **double), torch.zeros(length, **double)
     revisits, totals = torch.zeros(length, **double), torch.zeros(4, **double)
     lost, classes = torch.zeros(len(times), 4, **double), []
@@ -88,19 +89,16 @@ def _look_at_head(
         classes.append(block.by_definition)
         histogram += block.histogram()
         pairs = block.pairs()  # [4, n, L]
-        totals += pairs.sum((1, 2), **_DOUBLE)
-        revisits[:end] += pairs[0].sum(0, **_DOUBLE)
-        received[:end] += pairs[2].sum(0, **_DOUBLE)
+        totals += pairs.sum((1, 2), dtype=_DOUBLE)
+        revisits[:end] += pairs[0].sum(0, dtype=_DOUBLE)
+        received[:end] += pairs[2].sum(0, dtype=_DOUBLE)
         for cell, e in enumerate(times):
             evicted = e[:end] <= block.positions[:, None]
-            lost[cell] += (pairs * evicted).sum((1, 2), **_DOUBLE)
+            lost[cell] += (pairs * evicted).sum((1, 2), dtype=_DOUBLE)
     both = torch.cat(classes, dim=-1).cpu()
     chosen = both[0 if rule.definition == "top-k" else 1]
     rest = (x.cpu() for x in (histogram, received, revisits, totals, lost))
     return LayerFigures(both, chosen, *rest)
-
-
-_DOUBLE = {"dtype": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,7 @@ class _Block:
         places[:, : self.rule.sinks] = BINS - 1
         out = []
         for chosen in (~self.is_global, self.is_global):
-            mass = (self.weights * chosen[..., None]).sum(0, **_DOUBLE)
+            mass = (self.weights * chosen[..., None]).sum(0, dtype=_DOUBLE)
             out.append(torch.bincount(places.flatten(), mass.flatten(), BINS))
         return torch.stack(out)
 

@@ -1,4 +1,4 @@
-"""What a revisit analysis is asked: one frozen dataclass is the YAML, the options, the provenance."""
+"""What an analysis is asked: one frozen dataclass is the YAML, the options, the provenance."""
 
 import re
 from dataclasses import asdict, dataclass, replace

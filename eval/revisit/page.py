@@ -1,4 +1,4 @@
-"""revisit.html: one self-contained page; everything in the folder but results.jsonl is made here."""
+"""revisit.html: one self-contained page, and whatever else is made of an analysis' rows."""
 
 import json
 import math

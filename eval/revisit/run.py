@@ -142,8 +142,8 @@ def check(analysis: Analysis, traces: Sequence[Trace]) -> None:
                 in_force(resolve(policy), budget, len(trace.prompt), len(trace.new), length)
             except UserError as error:
                 raise UserError(f"budget {budget} of trace {trace.id!r}: {error}") from None
-    for rope in analysis.ropes:
-        rope.prepare(max(len(t.tokens) for t in traces), next(model.parameters()).device)
+    for rope in analysis.ropes:  # what cannot be rotated so far is refused now
+        rope.prepare(max(len(t.tokens) for t in traces), model.device)
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,9 @@ def analyse(
     rule, first = Rule.of(config, len(trace.tokens)), len(trace.prompt)
     times = [evicted.times for evicted in evictions]
     pass_ = _Pass(first, rule, times, analysis.ropes, Sample(config.queries) if pictured else None)
-    ids = torch.tensor([trace.tokens], device=next(model.parameters()).device)
+    ids = torch.tensor([trace.tokens], device=model.device)
+    for rope in analysis.ropes:
+        rope.prepare(len(trace.tokens), ids.device)
     with torch.no_grad(), watched_dense(model, pass_.see):
         uncached_forward(model)(ids, torch.arange(ids.shape[1], device=ids.device)[None])
     picture = pass_.sample and pass_.sample.picture(config.head, first, len(trace.tokens) - first)

@@ -60,8 +60,8 @@ def _interval(found: stats.Interval) -> dict[str, float | None]:
 
 def _map(rows: Sequence[Row], name: str) -> list[list[float]]:
     """[layers][query heads] share of global queries."""
-    counts = sum(np.asarray(row["global"][name]) for row in rows)
-    return (counts / sum(row["queries"] for row in rows)).round(6).tolist()
+    counts = np.sum([row["global"][name] for row in rows], axis=0)
+    return np.round(counts / sum(row["queries"] for row in rows), 6).tolist()
 
 
 def _cosines(rows: Sequence[Row]) -> list[list[list[float | None]]]:
@@ -97,8 +97,8 @@ def _losses(config: Revisit, rows: Sequence[Row]) -> list[dict[str, Any]]:
         for key in LOSSES:
             pairs = [(row["cells"][number][key], row["totals"][key]) for row in rows]
             pairs = [pair for pair in pairs if pair[1]]  # what has none has lost none
-            parts = tuple(zip(*pairs, strict=True)) or ((), ())
-            line[key] = _interval(stats.share(*parts, config.seed))
+            lost, whole = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+            line[key] = _interval(stats.share(lost, whole, config.seed))
         found.append(line)
     return found
 
@@ -119,9 +119,23 @@ def sentences(config: Revisit, summary: Mapping[str, Any]) -> list[str]:
         f"{name}: {show(shares[name])} % of the queries of new tokens are global."
         for name in DEFINITIONS
     ]
+    alike, heads = _alike(summary["cosines"])
+    if heads:
+        said.append(
+            f"Before RoPE, global queries are more alike among themselves than to local ones (mean "
+            f"cosine) in {alike} of the {heads} heads that have both."
+        )
     if len(traces) == 1:
         said.append("One trace says nothing about the spread between traces: no intervals.")
     return [used, *said]
+
+
+def _alike(cosines: Mapping[str, Any]) -> tuple[int, int]:
+    """(heads in which global queries are more alike than global and local ones, heads of both)."""
+    names = ("global-global", "global-local")
+    within, between = (np.asarray(cosines[name], dtype=float) for name in names)
+    both = ~np.isnan(within) & ~np.isnan(between)
+    return int((within[both] > between[both]).sum()), int(both.sum())
 
 
 def _range(values: Sequence[float]) -> str:
