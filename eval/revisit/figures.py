@@ -118,6 +118,7 @@ def _queries(figure: Any, picture: Mapping[str, Any], colours: Mapping[str, str]
 
 
 _DIVIDER = "#111111"
+_ENDS = ("value", "low", "high")
 
 
 def _losses(figure: Any, summary: Mapping[str, Any], colours: Mapping[str, str]) -> None:
@@ -130,19 +131,11 @@ def _losses(figure: Any, summary: Mapping[str, Any], colours: Mapping[str, str])
         own = [line for line in summary["losses"] if line["policy"] == policy]
         offset = (number - (len(policies) - 1) / 2) * 0.7 / len(policies)
         at = [budgets.index(line["budget"]) + offset for line in own]
-        values = [_percent(line["mass"]["value"], 0.0) for line in own]
-        ends = [
-            [
-                v - _percent(line["mass"]["low"], v / 100)
-                for line, v in zip(own, values, strict=True)
-            ],
-            [
-                _percent(line["mass"]["high"], v / 100) - v
-                for line, v in zip(own, values, strict=True)
-            ],
-        ]
+        shares = np.array([[line["mass"][end] for end in _ENDS] for line in own], dtype=float)
+        value, low, high = 100 * shares.T  # NaN where there is none, which is not drawn
+        ends = np.maximum(np.nan_to_num([value - low, high - value]), 0)
         axes.errorbar(
-            at, values, np.maximum(ends, 0), color=colormaps["tab10"](number % 10), linestyle="",
+            at, value, ends, color=colormaps["tab10"](number % 10), linestyle="",
             marker=MARKERS[number % len(MARKERS)], capsize=2, label=policy,
         )  # fmt: skip
     axes.set_xticks(range(len(budgets)), budgets)
@@ -151,10 +144,6 @@ def _losses(figure: Any, summary: Mapping[str, Any], colours: Mapping[str, str])
     axes.set_xlabel("budget")
     axes.set_ylabel("attention of revisits lost (%)")
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-
-
-def _percent(value: float | None, otherwise: float) -> float:
-    return 100 * (otherwise if value is None else value)
 
 
 def pages(written: Mapping[str, Path]) -> Sequence[str]:

@@ -202,6 +202,8 @@ def analyse(
         rope.prepare(len(trace.tokens), ids.device)
     with torch.no_grad(), watched_dense(model, pass_.see):
         uncached_forward(model)(ids, torch.arange(ids.shape[1], device=ids.device)[None])
+    if not bool(pass_.sums["totals"].isfinite().all()):
+        raise UserError(f"trace {trace.id!r}: the model's attention holds NaN or infinity")
     picture = pass_.sample and pass_.sample.picture(config.head, first, len(trace.tokens) - first)
     return {
         "id": trace.id,
