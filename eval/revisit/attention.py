@@ -1,8 +1,8 @@
 """One layer's attention, read block by block of queries: far or near, at what, and what was lost.
 
 A block's weights [G, BLOCK, S] of one KV head are the most that is held, so that memory is
-O(BLOCK * S) whatever the trace (measured in docs/revisit.md). Weights are those of the full cache;
-a policy's eviction times say which of them it could no longer have given.
+O(BLOCK * S) whatever the trace (scripts/revisit_memory.py measures it). Weights are those of the
+full cache; a policy's eviction times say which of them it could no longer have given.
 
 Shapes: H KV heads, G query heads per KV head, S tokens, N queries of new tokens (positions
 S - N .. S - 1), D head size.
