@@ -12,15 +12,15 @@ from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import Summary
 
 MARKERS = "osD^vP*Xph<>"
-_LIGHT = {"paper": "#ffffff", "ink": "#1f2328", "grid": "#d8dee4"}
-_DARK = {"paper": "#161b22", "ink": "#e6edf3", "grid": "#30363d"}
+LIGHT = {"paper": "#ffffff", "ink": "#1f2328", "grid": "#d8dee4"}
+DARK = {"paper": "#161b22", "ink": "#e6edf3", "grid": "#30363d"}
 
 
 def write_plots(folder: Path, study: Study, summaries: Sequence[Summary]) -> dict[str, Path]:
     """Writes one PNG a measure and colour scheme; {"<measure>-<light|dark>": path}."""
     written = {}
     for measure in study.entry.measures:
-        for scheme, colours in (("light", _LIGHT), ("dark", _DARK)):
+        for scheme, colours in (("light", LIGHT), ("dark", DARK)):
             name = f"{measure.key}-{scheme}"
             path = folder / (f"{measure.key}.png" if scheme == "light" else f"{name}.png")
             _plot(path, measure, summaries, colours)

@@ -12,18 +12,33 @@ import subprocess
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kvpolicies.errors import UserError
 from kvpolicies.eval.results import NAME as RESULTS
-from kvpolicies.eval.study import Study
 from kvpolicies.eval.tasks import Problem, fingerprint
 
 NAME = "run.json"
+
+
+class Asked(Protocol):
+    """What a run was asked: a study, an analysis."""
+
+    @property
+    def model(self) -> str | None: ...
+
+    @property
+    def out(self) -> str: ...
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for a run to continue another."""
+        ...
+
+
 _PACKAGES = ("kvpolicies", "torch", "transformers", "numpy", "scipy", "math-verify")
 
 
-def check_folder(study: Study, problems: Sequence[Problem]) -> None:
+def check_folder(study: Asked, problems: Sequence[Problem]) -> None:
     """Reads only. Raises UserError if `study.out` holds anything but this study's own results."""
     out = Path(study.out)
     _check_makeable(out)
@@ -59,7 +74,7 @@ def _check_makeable(out: Path) -> None:
         raise UserError(f"--out {out}: {there} is not writable")
 
 
-def open_folder(study: Study, problems: Sequence[Problem], model_info: dict[str, Any]) -> Path:
+def open_folder(study: Asked, problems: Sequence[Problem], model_info: dict[str, Any]) -> Path:
     """Makes the folder and writes or extends run.json, in one step; returns the folder.
 
     Raises:

@@ -36,8 +36,8 @@ def write_report(folder: Path, study: Study) -> list[Summary]:
         plots=[
             {
                 "heading": measure.heading,
-                "light": _data_uri(pictures[f"{measure.key}-light"]),
-                "dark": _data_uri(pictures[f"{measure.key}-dark"]),
+                "light": data_uri(pictures[f"{measure.key}-light"]),
+                "dark": data_uri(pictures[f"{measure.key}-dark"]),
             }
             for measure in study.entry.measures
         ],
@@ -105,7 +105,8 @@ def notes(study: Study, summaries: Sequence[Summary]) -> list[str]:
     return said
 
 
-def _data_uri(path: Path) -> str:
+def data_uri(path: Path) -> str:
+    """A PNG as text that stands inside a page."""
     return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
 
 

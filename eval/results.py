@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from kvpolicies.errors import UserError
 
@@ -40,7 +40,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         UserError: a line that is no result row, or repeats one (its number is named).
     """
     rows, seen = [], set()
-    for number, line in enumerate(_whole_lines(path), 1):
+    for number, line in enumerate(whole_lines(path), 1):
         try:
             row = json.loads(line)
             key = Key.of(row)
@@ -62,11 +62,7 @@ class Results:
         self.keys = {Key.of(row) for row in self.rows}
 
     def __enter__(self) -> "Results":
-        if self.path.exists():
-            whole = sum(len(line) + 1 for line in _whole_lines(self.path))
-            if whole < self.path.stat().st_size:
-                os.truncate(self.path, whole)
-        self._file = self.path.open("ab")
+        self._file = open_whole(self.path)
         return self
 
     def __exit__(
@@ -92,6 +88,15 @@ class Results:
         return True
 
 
-def _whole_lines(path: Path) -> list[bytes]:
+def whole_lines(path: Path) -> list[bytes]:
     """The lines that end in a newline, without it."""
     return path.read_bytes().split(b"\n")[:-1]
+
+
+def open_whole(path: Path) -> BinaryIO:
+    """Opens a file of lines for appending, behind its last whole line."""
+    if path.exists():
+        whole = sum(len(line) + 1 for line in whole_lines(path))
+        if whole < path.stat().st_size:
+            os.truncate(path, whole)
+    return path.open("ab")

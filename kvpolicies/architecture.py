@@ -63,6 +63,12 @@ def attention_modules(model: Any) -> list[nn.Module]:
     return [found[i] for i in sorted(found)]
 
 
+def rotates_by_halves(model: Any) -> bool:
+    """Whether `find_ropes` knows this model's rotation, which it then can undo."""
+    rotary = any(name.endswith("rotary_emb") for name, _ in model.named_modules())
+    return not rotary or _layout(attention_modules(model)[0]) is not None
+
+
 def find_ropes(model: Any) -> list[Rope]:
     """Each layer's rotation (one table a kind of layer), from the model's own rotary embedding."""
     modules = attention_modules(model)

@@ -19,6 +19,10 @@ COMMANDS = {
         "kvpolicies.eval.commands.replay",
         "check a recorded trace by one masked dense forward",
     ),
+    "revisit": (
+        "kvpolicies.eval.commands.revisit",
+        "which queries look far back, and what policies lose",
+    ),
     "select": (
         "kvpolicies.eval.commands.select",
         "choose a policy and budget to deploy, from studies and constraints",

@@ -1,0 +1,58 @@
+"""`kvpolicies revisit`: which queries look far back, at what, and what policies have lost by then.
+
+    kvpolicies revisit                                            the embedded model, ledger traces
+    kvpolicies revisit --traces results/study                     what full wrote in a study
+    kvpolicies revisit --model smollm2 --traces solutions.jsonl --problems 4
+
+Options may stand in a YAML file too, `kvpolicies revisit my.yaml`; those on the command line win.
+The same command again continues a run that was stopped.
+"""
+
+import argparse
+from pathlib import Path
+
+from kvpolicies import config
+from kvpolicies.eval.revisit.config import Revisit
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options: one a field of Revisit."""
+    parser.description = __doc__
+    parser.add_argument("config", nargs="?", help="YAML file with the options below")
+    config.add_arguments(parser, Revisit)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the analysis, writes its folder, prints what was used and what was lost."""
+    base = config.load_yaml(Revisit, args.config) if args.config else None
+    asked = config.from_args(Revisit, args, base=base)
+    from kvpolicies.eval.revisit import page
+    from kvpolicies.eval.revisit.run import run as analyse
+
+    resolved, rows = analyse(asked)
+    summary = page.write(Path(resolved.out), resolved, rows)
+    for sentence in summary["sentences"]:
+        print(sentence)
+    _print_losses(summary)
+    print(f"\n{len(rows)} traces. Page: {Path(resolved.out) / page.NAME}")
+    return 0
+
+
+def _print_losses(summary: dict) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from kvpolicies.eval.revisit.page import losses_table
+
+    headings, lines = losses_table(summary)
+    if not lines:
+        return
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)
+    shown = Table(title="lost by then (%, 95 % intervals over traces)", box=None)
+    for index, heading in enumerate(headings):
+        shown.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")
+    for line in lines:
+        shown.add_row(*line)
+    console.print(shown)

@@ -1,0 +1,1 @@
+"""Thought revisiting: which queries look far back, at what, and what policies lose by then."""

@@ -1,0 +1,128 @@
+"""What an analysis is asked: one frozen dataclass is the YAML, the options, the provenance."""
+
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from kvpolicies.budget import Budget, is_ratio
+from kvpolicies.config import option
+from kvpolicies.errors import UserError, nearest
+
+DEFINITIONS = ("top-k", "weighted")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Revisit:
+    """Everything that decides the numbers, and where they go (`out`)."""
+
+    model: str | None = option(
+        None, "embedded, smollm2, a hub id, a folder, gguf:FILE; default: the study's, or embedded"
+    )
+    traces: str = option(
+        "ledger",
+        "ledger; JSON lines with id, problem, solution; or a study's folder (what full wrote)",
+    )
+    policies: tuple[str, ...] = option(
+        ("streaming", "snapkv", "rpc", "h2o", "rkv", "beacon"),
+        "whose losses are counted; full alone: nobody's",
+    )
+    budgets: tuple[str, ...] = option(
+        ("25%", "50%"), "slots (133) or shares of prompt + new tokens (25%%)"
+    )
+    problems: int = option(6, "traces at most")
+    skip: int = option(0, "so many problems of the traces are passed over first")
+    length: int = option(412, "ledger: tokens of prompt and trace, 50 to 900")
+    max_new_tokens: int | None = option(None, "traces are cut behind so many new tokens")
+    k: int = option(150, "most attended keys of a query whose distance is looked at")
+    distance: float = option(200.0, "a query is global if their mean distance exceeds this")
+    definition: str = option(
+        "top-k", "top-k: plain mean over the K keys; weighted: by attention, over all keys"
+    )
+    scale_below: int = option(
+        2048, "for shorter traces k and distance shrink in proportion; 0 = never"
+    )
+    sinks: int = option(
+        4, "first tokens left out of distances and revisits: all policies keep them"
+    )
+    head: str | None = option(
+        None, "LAYER.HEAD (a query head) of the queries' picture; default: the most mixed"
+    )
+    queries: int = option(256, "queries in that picture, at most")
+    batch_size: int = option(8, "traces that a policy decodes together: a kill loses so many")
+    seed: int = option(0, "of the random policy and of the bootstrap")
+    dtype: str = option("float32", f"of weights and cache: {', '.join(DTYPES)}")
+    device: str = option("auto", "auto, cpu, cuda")
+    out: str = option("results/revisit", "folder for revisit.json, CSVs, PNGs, revisit.html")
+
+    def __post_init__(self) -> None:
+        for name, known in (("definition", DEFINITIONS), ("dtype", DTYPES)):
+            if getattr(self, name) not in known:
+                value = getattr(self, name)
+                raise UserError(f"revisit: {name} {value!r}: {nearest(value, list(known))}")
+        least = {
+            "problems": 1,
+            "k": 1,
+            "queries": 2,
+            "max_new_tokens": 2,
+            "length": 50,
+            "batch_size": 1,
+        }
+        least.update(skip=0, scale_below=0, sinks=0, seed=0)
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise UserError(f"revisit: {name} must be at least {low}, got {value}")
+        if not 0 < self.distance < float("inf"):
+            raise UserError(f"revisit: distance must be above 0 tokens, got {self.distance}")
+        if self.head is not None and not re.fullmatch(r"\d+\.\d+", self.head):
+            raise UserError(f"revisit: head reads LAYER.HEAD, such as 3.0, got {self.head!r}")
+        for name in ("traces", "out"):
+            if not getattr(self, name).strip():
+                raise UserError(f"revisit: {name} is empty")
+
+    def resolved(self) -> "Revisit":
+        """With policies in their canonical spelling, `full` and repetitions gone.
+
+        Raises:
+            UserError: an unknown policy, an impossible budget, policies without any budget.
+        """
+        from kvpolicies.registry import resolve
+
+        names = dict.fromkeys(str(resolve(name)) for name in self.policies)
+        budgets = tuple(dict.fromkeys(str(budget) for budget in self.budgets))
+        for budget in budgets:
+            Budget.parse(budget, length=1 << 20 if is_ratio(budget) else None)
+        policies = tuple(name for name in names if name != "full")
+        if policies and not budgets:
+            raise UserError("revisit: budgets is empty; give one, or --policies full")
+        return replace(self, policies=policies, budgets=budgets)
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for a run to continue another: all but where results go."""
+        values = {key: value for key, value in asdict(self).items() if key != "out"}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is far, and what is global, in a trace of one length.
+
+    Distances are q - t tokens. The paper (BeaconKV, arXiv 2609.04971) states K = 150 and a mean
+    distance of 200 for long traces; how its mean is weighted, and whether it counts the first
+    tokens, we could not confirm. Hence two definitions under names of their own, `sinks` as an
+    option, and both in every result.
+    """
+
+    k: int
+    distance: float
+    definition: str
+    sinks: int
+
+    @classmethod
+    def of(cls, config: Revisit, tokens: int) -> "Rule":
+        """The rule for a trace of so many tokens: `k` and `distance` shrink with short ones."""
+        short = tokens < config.scale_below
+        factor = tokens / config.scale_below if short else 1.0
+        k = max(1, round(config.k * factor))
+        return cls(k, config.distance * factor, config.definition, config.sinks)

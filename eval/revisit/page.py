@@ -1,0 +1,73 @@
+"""revisit.html: one self-contained page, and whatever else is made of an analysis' rows."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvpolicies.eval import provenance
+from kvpolicies.eval.report import data_uri
+from kvpolicies.eval.revisit import summary as summaries
+from kvpolicies.eval.revisit.config import Revisit
+from kvpolicies.eval.revisit.figures import CAPTIONS, pages, write_figures
+from kvpolicies.eval.revisit.summary import losses_table
+
+__all__ = ["NAME", "losses_table", "write"]
+
+NAME = "revisit.html"
+SHOWN = 3
+"""Traces whose text is on the page."""
+SHADES = 9
+_TEMPLATE = Path(__file__).parent / "revisit.html.j2"
+
+
+def write(folder: Path, config: Revisit, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Writes revisit.json, the CSVs, the PNGs and the page; returns the summary."""
+    summary = summaries.summarise(config, rows)
+    summaries.write(folder, summary, rows)
+    written = write_figures(folder, summary, rows[0]["picture"])
+    headings, lines = losses_table(summary)
+    page = _render(
+        title=f"Thought revisiting: {config.model}",
+        sentences=summary["sentences"],
+        headings=headings,
+        lines=lines,
+        plots=[
+            {
+                "name": name,
+                "caption": CAPTIONS[name],
+                "light": data_uri(written[f"{name}-light"]),
+                "dark": data_uri(written[f"{name}-dark"]),
+            }
+            for name in pages(written)
+        ],
+        texts=[_text(row) for row in rows[:SHOWN]],
+        others=len(rows[SHOWN:]),
+        shades=range(1, SHADES + 1),
+        run=json.loads((folder / provenance.NAME).read_text(encoding="utf-8")),
+    )
+    (folder / NAME).write_text(page, encoding="utf-8", errors="replace")
+    return summary
+
+
+def _text(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A trace's tokens with their shades: the square root of late attention, most = darkest."""
+    most = max(row["received"]) or 1.0
+    tokens = []
+    for i, piece in enumerate(row["pieces"]):
+        got = row["received"][i]
+        shade = math.ceil(SHADES * math.sqrt(got / most))
+        hint = f"{i}: late attention {got:.3g}, {row['revisits'][i]} revisits"
+        tokens.append({"piece": piece, "shade": shade, "hint": hint})
+    first = row["prompt_tokens"]
+    return {"id": row["id"], "prompt": tokens[:first], "new": tokens[first:], "most": most}
+
+
+def _render(**context: Any) -> str:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(**context)

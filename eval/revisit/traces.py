@@ -1,0 +1,142 @@
+"""Where traces come from: ledger problems, worked solutions, or what `full` wrote in a study.
+
+`find` reads files before any model is loaded; `encode` makes tokens of what it found. Prompts are
+those that `compare` would give (eval/prompts.py).
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvpolicies.config import from_mapping
+from kvpolicies.errors import UserError
+from kvpolicies.eval import prompts, provenance
+from kvpolicies.eval.results import NAME as RESULTS
+from kvpolicies.eval.results import Key, read_rows
+from kvpolicies.eval.revisit.config import Revisit
+from kvpolicies.eval.study import Study
+from kvpolicies.eval.summary import FULL
+from kvpolicies.eval.tasks import Problem, fingerprint
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A prompt and the tokens that follow it."""
+
+    id: str
+    prompt: list[int]
+    new: list[int]
+
+    @property
+    def tokens(self) -> list[int]:
+        """All tokens that a decode processes: the last new one is chosen, and never fed."""
+        return [*self.prompt, *self.new][:-1]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What `find` found."""
+
+    study: Study
+    """How problems become prompts."""
+    problems: list[Problem]
+    """A problem a trace; the solution is the trace's own text."""
+    generated: dict[str, list[int]] | None
+    """New tokens by the trace's id, where a study generated them."""
+
+
+def find(config: Revisit) -> tuple[Revisit, Source]:
+    """The traces' problems, and the config with its model's name filled in.
+
+    Raises:
+        UserError: no such file, a broken line, a study that holds no generations or others than
+            its run.json says, a model that does not fit, or no trace left.
+    """
+    path = Path(config.traces).expanduser()
+    if config.traces == "ledger":
+        name = config.model or "embedded"
+        study = Study(model=name, length=config.length, problems=config.skip + config.problems)
+        source = Source(study, study.entry.load(study), None)
+    elif path.is_dir() or path.name == RESULTS:
+        source = _generations(path if path.is_dir() else path.parent)
+        name = source.study.model
+        if config.model not in (None, name):
+            raise UserError(f"traces {path}: written by model {name}, not by {config.model}")
+    else:
+        name = config.model or ""
+        if name in ("", "embedded"):
+            raise UserError(
+                f"traces {path}: the embedded model knows the ledger's words only; name another "
+                "with --model, for instance smollm2"
+            )
+        study = Study(
+            model=name,
+            task="fidelity",
+            data=str(path),
+            problems=config.skip + config.problems,
+            max_new_tokens=config.max_new_tokens,
+        )
+        source = Source(study, study.entry.load(study), None)
+    chosen = source.problems[config.skip : config.skip + config.problems]
+    if not chosen:
+        raise UserError(
+            f"traces {config.traces}: {len(source.problems)} of them, all passed over by "
+            f"skip {config.skip}"
+        )
+    return replace(config, model=name), replace(source, problems=chosen)
+
+
+def encode(config: Revisit, source: Source, tokenizer: Any) -> list[Trace]:
+    """The traces as tokens, in order.
+
+    Raises:
+        UserError: a trace of fewer than two new tokens (the first has no query of its own), or a
+            tokenizer that does not know the ledger's words.
+    """
+    study = replace(source.study, samples=1, temperature=0.0)
+    traces = []
+    for request in prompts.encode(study, source.problems, tokenizer):
+        new = request.forced
+        if source.generated is not None:
+            new = source.generated[request.problem.id]
+        elif new is None:
+            new = tokenizer.encode(request.problem.solution, add_special_tokens=False)
+        new = new[: config.max_new_tokens]
+        if len(new) < 2:
+            raise UserError(f"trace {request.problem.id!r}: {len(new)} new tokens; 2 are needed")
+        traces.append(Trace(request.problem.id, request.prompt, new))
+    return traces
+
+
+def _generations(folder: Path) -> Source:
+    """What `full` wrote in a study's folder, a problem a sample."""
+    try:
+        known = json.loads((folder / provenance.NAME).read_text(encoding="utf-8"))
+        values, before = known["study"], known["problems_fingerprint"]
+    except OSError as error:
+        raise UserError(
+            f"traces {folder}: no study's folder: {provenance.NAME}: {error.strerror}"
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"traces {folder}: {provenance.NAME} is not a study's") from None
+    study = from_mapping(Study, values, f"traces {folder}: {provenance.NAME}")
+    problems = {problem.id: problem for problem in study.entry.load(study)}
+    if fingerprint(list(problems.values())) != before:
+        raise UserError(f"traces {folder}: {study.data} has changed since the study was run")
+    if not (folder / RESULTS).is_file():
+        raise UserError(f"traces {folder}: holds no {RESULTS}")
+    found, generated = [], {}
+    for row in read_rows(folder / RESULTS):
+        if row["policy"] != FULL or not row.get("tokens"):
+            continue
+        key = Key.of(row)
+        name = key.problem if study.samples == 1 else f"{key.problem}#{key.sample}"
+        if key.problem not in problems:
+            raise UserError(f"traces {folder}: {RESULTS} names an unknown problem {key.problem!r}")
+        problem = problems[key.problem]
+        found.append(replace(problem, id=name, solution=json.dumps(row["tokens"])))
+        generated[name] = row["tokens"]
+    if not found:
+        raise UserError(f"traces {folder}: holds no text that full generated")
+    return Source(study, found, generated)
