@@ -252,9 +252,7 @@ def _lse_kernel(
         p_key = p_k + b * s_kb + h * s_kh + slot[None, :].to(tl.int64) * s_kl + o_d[:, None]
         k = tl.load(p_key, mask=m_l[None, :] & (o_d < D)[:, None], other=0.0)
         at = tl.load(p_at + b * s_ab + h * s_ah + slot, mask=m_l, other=0)
-        logits = _logits(
-            p_row, m_q, k, groups, n * D, scale, cap, BLOCK_R, BLOCK_L, MERGED, CAPPED
-        )
+        logits = _logits(p_row, m_q, k, groups, n * D, scale, cap, BLOCK_R, BLOCK_L, MERGED, CAPPED)
         sees = exists[:, None] & m_l[None, :] & (at[None, :] <= when[:, None])
         logits = tl.where(sees, logits, FLOOR)
         higher = tl.maximum(top, tl.max(logits, axis=1))
@@ -312,9 +310,7 @@ def _pool_kernel(
             exists = tl.load(p_valid + b * n + row % n, mask=m_row, other=0) != 0
         p_row = p_q + row[:, None] * D + o_d[None, :]
         m_q = m_row[:, None] & (o_d < D)[None, :]
-        logits = _logits(
-            p_row, m_q, k, groups, n * D, scale, cap, BLOCK_R, BLOCK_L, MERGED, CAPPED
-        )
+        logits = _logits(p_row, m_q, k, groups, n * D, scale, cap, BLOCK_R, BLOCK_L, MERGED, CAPPED)
         sees = exists[:, None] & (at[None, :] <= when[:, None])
         # Zero at FLOOR, unless lse is not a number.
         weights = tl.exp(tl.where(sees, logits, FLOOR) - lse[:, None])

@@ -59,7 +59,8 @@ class NewestQueries(Policy):
         n = self.observed
         queries, positions = step.queries[:, :, :, -n:], step.positions[:, -n:]
         place = positions % n
-        ring.scatter_(3, place[:, None, None, :, None].expand(queries.shape), queries.to(ring.dtype))
+        where = place[:, None, None, :, None].expand(queries.shape)
+        ring.scatter_(3, where, queries.to(ring.dtype))
         when.scatter_(1, place, (positions + 1).to(when.dtype))
 
 

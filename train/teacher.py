@@ -58,9 +58,7 @@ class Teacher:
         unrotated: hand over keys before RoPE.
     """
 
-    def __init__(
-        self, model: Any, target: Target, needs_input: bool, unrotated: bool
-    ) -> None:
+    def __init__(self, model: Any, target: Target, needs_input: bool, unrotated: bool) -> None:
         self.model, self.target = model, target
         self.needs_input, self.unrotated = needs_input, unrotated
         self._ropes: list[Rope] = []
