@@ -13,7 +13,8 @@ from kvpolicies.beacon.pooling import soft
 from kvpolicies.beacon.space import Space
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
-from kvpolicies.kernels.observe import observation_scores, observation_weights
+from kvpolicies.kernels.observe import observation_scores
+from kvpolicies.kernels.weights import observation_weights
 from kvpolicies.policy import MOST_QUERIES, Geometry, Policy, Scores, Step, View, whole
 
 # Who keeps the queries: by `refresh`, then by `selector`.

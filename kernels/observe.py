@@ -14,6 +14,7 @@ from kvpolicies.kernels.backend import suits
 from kvpolicies.kernels.jit import ceil_div, dense, jit, power_of_2, tl
 from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.kernels.tiles import FLOOR, as_logits, product
+from kvpolicies.kernels.weights import weights_of
 
 POOLS = ("max", "mean", "sum")
 PER = ("group", "head", "merged")
@@ -34,39 +35,6 @@ HELD = 1 << 18
 PROGRAMS, MOST_SPLITS = 264, 16
 
 
-def observation_weights(
-    queries: Tensor,
-    keys: Tensor,
-    query_positions: Tensor,
-    key_positions: Tensor,
-    softmax: Softmax | float,
-    valid: Tensor | None = None,
-) -> Tensor:
-    """Softmax of each observation query over the cached keys it may see.
-
-    Args:
-        queries: [B, H, G, N, D], already rotated to their positions.
-        keys: [B, H, L, D], all slots filled.
-        query_positions: [B, N] integer; a query does not see keys at later positions.
-        key_positions: [B, H, L] integer.
-        softmax: the model's; a float is its scale alone.
-        valid: [B, N] bool; queries that do not exist weigh nothing anywhere.
-
-    Returns:
-        [B, H, G, N, L] float32; rows of invalid queries, and of queries that see no key, are zero.
-    """
-    b, h, g, n, d = queries.shape
-    packed = queries.float().reshape(b, h, g * n, d)
-    if not isinstance(softmax, Softmax):
-        softmax = Softmax(softmax)
-    products = (packed @ keys.float().transpose(-1, -2)).view(b, h, g, n, -1)
-    visible = _visible(query_positions, key_positions, valid)[:, :, None]
-    # A finite floor, not -inf: a query that sees nothing gives zeros, while a NaN in queries or
-    # keys still reaches the caller, who refuses it.
-    logits = softmax.logits(products).masked_fill(~visible, torch.finfo(torch.float32).min)
-    return softmax.weights(logits) * visible
-
-
 def observation_scores(
     queries: Tensor,
     keys: Tensor,
@@ -77,7 +45,7 @@ def observation_scores(
     pool: str = "max",
     per: str = "group",
 ) -> Tensor:
-    """`observation_weights`, pooled over the queries.
+    """`observation_weights` (weights.py), pooled over the queries.
 
     Args:
         queries, keys, query_positions, key_positions, softmax, valid: as there.
@@ -109,12 +77,6 @@ def observation_scores(
     return total / count.view(-1, *[1] * (total.dim() - 1))
 
 
-def _visible(query_positions: Tensor, key_positions: Tensor, valid: Tensor | None) -> Tensor:
-    """[B, H, N, L] bool."""
-    visible = key_positions[:, :, None, :] <= query_positions[:, None, :, None]
-    return visible if valid is None else visible & valid[:, None, :, None]
-
-
 def _reference(
     queries: Tensor, keys: Tensor, query_positions: Tensor, key_positions: Tensor,
     softmax: Softmax, valid: Tensor | None, pool: str, per: str,
@@ -122,37 +84,16 @@ def _reference(
     """Maximum or sum; a few rows at a time, whose weights stay in a CPU's cache."""
     b, h, g, n, _ = queries.shape
     rows = max(1, HELD // (h * g * n * keys.shape[2]))
-    given = (queries, keys, query_positions, key_positions, valid)
-    parts = [
-        _rows(*(None if x is None else x[i : i + rows] for x in given), softmax, pool, per)
-        for i in range(0, b, rows)
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _rows(
-    queries: Tensor, keys: Tensor, query_positions: Tensor, key_positions: Tensor,
-    valid: Tensor | None, softmax: Softmax, pool: str, per: str,
-) -> Tensor:  # fmt: skip
-    b, h, g, n, d = queries.shape
-    packed = queries.float().reshape(b, h, g * n, d) * softmax.scale
-    logits = (packed @ keys.float().mT).view(b, h, g, n, -1)
-    logits = logits if softmax.cap is None else Softmax(1.0, softmax.cap).logits(logits)
-    if per == "merged":
-        logits = logits.amax(dim=2, keepdim=True)
-    visible = _visible(query_positions, key_positions, valid)[:, :, None]
-    # A hidden key weighs nothing, but where all are hidden; a NaN still reaches the caller.
-    logits = logits.masked_fill_(~visible, torch.finfo(torch.float32).min)
-    if softmax.sink is None:
-        weights = torch.softmax(logits, dim=-1, out=logits)
-    else:
-        weights = softmax.weights(logits)
-    sees = visible.any(dim=-1, keepdim=True)
-    if pool == "max":
-        best = weights.mul_(sees).amax(dim=3)
-        return best if per == "head" else best.amax(dim=2)
-    total = (sees.float().mT @ weights)[..., 0, :]
-    return total if per == "head" else total.sum(dim=2)
+    parts = []
+    for i in range(0, b, rows):
+        given = (queries, keys, query_positions, key_positions)
+        its = None if valid is None else valid[i : i + rows]
+        weights = weights_of(*(x[i : i + rows] for x in given), softmax, its, per)
+        parts.append(weights.amax(dim=3) if pool == "max" else weights.sum(dim=3))
+    total = torch.cat(parts)
+    if per == "head":
+        return total
+    return total.amax(dim=2) if pool == "max" else total.sum(dim=2)
 
 
 def _triton(

@@ -23,7 +23,7 @@ class Softmax:
 
     def logits(self, products: Tensor) -> Tensor:
         """Products q.k of any shape, float32, as logits."""
-        logits = products * self.scale
+        logits = products if self.scale == 1 else products * self.scale
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
     def weights(self, logits: Tensor) -> Tensor:

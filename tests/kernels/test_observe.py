@@ -9,9 +9,9 @@ import torch
 from kvpolicies.kernels import attention
 from kvpolicies.kernels.attention import Visible, slot_attention, slot_attention_with_weights
 from kvpolicies.kernels.fps import farthest_points
-from kvpolicies.kernels.observe import observation_weights
 from kvpolicies.kernels.redundancy import key_redundancy
 from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.weights import observation_weights
 
 
 def test_observation_weights_of_queries_that_are_not_there_are_zero() -> None:
