@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
-        "recipe", help=f"YAML file, or a recipe of the package: {', '.join(shipped())}"
+        "file",
+        metavar="RECIPE",  # not `recipe`, which is one of its keys
+        help=f"YAML file, or a recipe of the package: {', '.join(shipped())}",
     )
     parser.add_argument(
         "--resume", action="store_true", help="refuse to begin anew where nothing is to continue"
@@ -30,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains, and prints the held-out figures. Returns the exit status."""
-    recipe = config.from_args(Recipe, args, base=load_recipe(args.recipe))
+    recipe = config.from_args(Recipe, args, base=load_recipe(args.file))
     try:
         import lightning  # noqa: F401
     except ImportError:
