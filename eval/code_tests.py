@@ -77,7 +77,9 @@ def _from_text(text: str, where: str) -> Any:
         return json.loads(_OnlyText(io.BytesIO(packed)).load())
     except (ValueError, RecursionError, TypeError, EOFError, IndexError, zlib.error,
             binascii.Error, pickle.UnpicklingError):  # fmt: skip
-        raise UserError(f"{where}: tests are neither JSON nor LiveCodeBench's packed form") from None
+        raise UserError(
+            f"{where}: tests are neither JSON nor LiveCodeBench's packed form"
+        ) from None
 
 
 class _OnlyText(pickle.Unpickler):

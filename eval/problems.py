@@ -150,9 +150,7 @@ def _text(
         return str(value) if isinstance(value, str | int | float) else ""
     if value is None and name not in record:
         named = "" if column == field else f" (nor {column!r})"
-        raise UserError(
-            f"{where}: key {field!r} is missing{named}; expected {', '.join(keys)}"
-        )
+        raise UserError(f"{where}: key {field!r} is missing{named}; expected {', '.join(keys)}")
     return _plain(value, name, where)
 
 

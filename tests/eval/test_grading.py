@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from kvpolicies.eval import choices
-from kvpolicies.eval.grading import ends_in_loop, extract_answer, is_correct, last_box
 from kvpolicies.eval.graders import last_block
+from kvpolicies.eval.grading import ends_in_loop, extract_answer, is_correct, last_box
 from kvpolicies.eval.problems import Problem
 from kvpolicies.eval.tasks import TASKS
 

