@@ -47,7 +47,7 @@ def lettered(choices: Sequence[str]) -> str:
 def letter_of(given: str, count: int) -> str | None:
     r"""The letter that `given` (the contents of a box, or what follows "Answer:") starts with.
 
-    `C`, `(C)`, `\text{C}`, `**C**` and `C: 5 m` give C; other words and letters beyond `count` none.
+    `C`, `(C)`, `\text{C}`, `**C**` and `C: 5 m` give C; letters beyond `count` none.
     """
     found = _LETTER.match(given)
     letter = found[1].upper() if found else ""

@@ -90,7 +90,7 @@ def extract_answer(text: str, ways: Sequence[str] = MATHS) -> str | None:
 
 
 def is_correct(text: str, answer: str, ways: Sequence[str] = MATHS) -> bool:
-    """True if the final answer in `text` has the value of `answer` (LaTeX, or gsm8k's `#### 18`)."""
+    """True if the final answer in `text` has the value of `answer`, LaTeX or gsm8k's `#### 18`."""
     given = extract_answer(text, ways)
     if not given:
         return False

@@ -114,7 +114,7 @@ class PolicyLM(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """Token ids; special ones are added unless the text (a chat template's) begins with them."""
+        """Token ids; special ones are added unless the text (of a template) begins with them."""
         if add_special_tokens is None:
             begin = self.tokenizer.bos_token
             add_special_tokens = not (begin and string.startswith(begin))
@@ -126,7 +126,7 @@ class PolicyLM(TemplateLM):
         disable_tqdm: bool = False,
         **kwargs: Any,
     ) -> list[tuple[float, bool]]:
-        """(log-likelihood of the continuation, whether greedy decoding would have given it) each."""
+        """(log-likelihood of the continuation, whether greedy decoding gives it) each."""
         scored = [(0.0, True)] * len(requests)  # of a continuation without tokens
         todo = [i for i, (_, _, wanted) in enumerate(requests) if wanted]
         prompts, wanted = [], []
@@ -178,7 +178,7 @@ class PolicyLM(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """The text up to the first stop string. One that is a single token ends decoding at once."""
+        """The text up to the first stop string; one that is a single token ends decoding."""
         groups: dict[str, list[int]] = defaultdict(list)
         for i, request in enumerate(requests):
             groups[repr(request.args[1])].append(i)

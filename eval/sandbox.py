@@ -1,7 +1,7 @@
 """Runs code that a model wrote: in a process of its own, with nothing, and never for long.
 
 The process can compute, read its standard input and the interpreter's own files, and write to its
-standard output. Limits: CPU time, wall time, address space, size of its output, open files, threads.
+standard output. Limits: CPU time, wall time, address space, size of output, open files, threads.
 Denied by a seccomp filter (seccomp.py): every network call, new processes, other programs, signals
 to anyone, opening any file for writing or making one, raising its limits. Where the kernel has
 Landlock (Linux 5.13 on), files outside of the interpreter and the system's libraries cannot be read
@@ -15,7 +15,7 @@ writing to its output what the right answer would have returned (it is never tol
 code by an adversary and not by a model, use a virtual machine.
 
 `isolation: limits` keeps limits and the kill, and drops filter and Landlock: any machine with POSIX
-runs it, and an answer can then do all that the user can: write, connect, outlive the kill by leaving
+runs it, and an answer can then do all that the user can: write, connect, survive by leaving
 its process group. It is for a throw-away container.
 """
 

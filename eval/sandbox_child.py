@@ -9,10 +9,11 @@ import sys
 
 sys.path[:] = [p for p in sys.path if p not in ("", __file__.rpartition("/")[0])]
 
-import ctypes
-import json
-import os
-import resource
+import contextlib  # noqa: E402
+import ctypes  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import resource  # noqa: E402
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 1, 38, 22, 2
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
@@ -132,10 +133,8 @@ def main() -> int:
         job = json.loads(file.read())
     limit(job["limits"])
     confine(bytes.fromhex(job["filter"]), job["readable"])
-    try:
+    with contextlib.suppress(SystemExit):  # an answer may leave by exit()
         run(job["source"], job["function"])
-    except SystemExit:  # an answer may leave by exit()
-        pass
     sys.stdout.flush()
     return 0
 

@@ -70,7 +70,10 @@ def plain(lm: harness.PolicyLM, context: list[int], wanted: list[int]) -> tuple[
 
 
 def test_full_scores_as_the_plain_model(full: harness.PolicyLM) -> None:
-    pairs = [(p.prompt, " " + " ".join(p.trace.split()[:n])) for p, n in zip(PROBLEMS, (1, 9, 30))]
+    pairs = [
+        (p.prompt, " " + " ".join(p.trace.split()[:n]))
+        for p, n in zip(PROBLEMS, (1, 9, 30), strict=True)
+    ]
     pairs.append((PROBLEMS[0].prompt, " " + " ".join(reversed(PROBLEMS[0].trace.split()[:9]))))
     scored = full.loglikelihood(asked("loglikelihood", *pairs), disable_tqdm=True)
     assert [greedy for _, greedy in scored] == [True, True, True, False]

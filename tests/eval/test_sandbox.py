@@ -104,7 +104,7 @@ REFUSED = {
     "kill all": "import os\nos.kill(-1, 9)",
     "kill by owner": "import fcntl, os\nfcntl.fcntl(0, fcntl.F_SETOWN, os.getppid())",
     "limits": "import resource as r\nr.setrlimit(r.RLIMIT_CPU, (99, 99))",
-    "limits of the parent": "import os, resource as r\nr.prlimit(os.getppid(), r.RLIMIT_AS, (1, 1))",
+    "limits of the parent": "import os, resource as r\nr.prlimit(os.getppid(), 9, (1, 1))",
     "root": "import os\nos.chroot('.')",
     "chmod": "import os\nos.chmod('.', 0o777)",
     "priority": "import os\nos.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
