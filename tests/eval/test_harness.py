@@ -163,9 +163,7 @@ def test_local_task_files_run(small: harness.PolicyLM, tmp_path: Path) -> None:
     assert results["choose"]["acc,none"] == 1.0
     assert 1 < results["perplexity"]["word_perplexity,none"] < 1e6
     samples = found["samples"]["generate"]
-    given = asked(
-        "generate_until", *(tuple(s["arguments"]["gen_args_0"].values()) for s in samples)
-    )
+    given = asked("generate_until", *(s["arguments"][0] for s in samples))
     assert [s["resps"][0][0] for s in samples] == small.generate_until(given, disable_tqdm=True)
 
 
