@@ -184,7 +184,9 @@ class PolicyLM(TemplateLM):
             groups[repr(request.args[1])].append(i)
         texts = [""] * len(requests)
         for members in groups.values():
-            asked = normalize_gen_kwargs(requests[members[0]].args[1], self.max_gen_toks)
+            asked: dict[str, Any] = dict(
+                normalize_gen_kwargs(requests[members[0]].args[1], self.max_gen_toks)
+            )
             until = [word for word in asked["until"] if word]
             room = self.max_length - asked["max_gen_toks"]
             if room < 1:
