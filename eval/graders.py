@@ -1,0 +1,109 @@
+"""The graders: what a text must be to count, and what a task of each kind reports.
+
+A table of strings, so that a task costs only its own grader. Each function takes (task, problem,
+text) and returns grades by the names of its measures.
+"""
+
+import string
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvpolicies.eval import choices, code_tests, grading, sandbox
+from kvpolicies.eval import ledger as ledgers
+from kvpolicies.eval.measures import ACCURACY, EXACT, KL, LOOKUPS, NLL, TOP1, Measure
+from kvpolicies.eval.problems import Problem
+
+if TYPE_CHECKING:
+    from kvpolicies.eval.tasks import Task
+
+Grades = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Grader:
+    """One kind of grade."""
+
+    grade: str
+    """"module:function"."""
+    needs: tuple[str, ...]
+    """Fields that a problem must have beside id and problem."""
+    measures: tuple[Measure, ...] = (ACCURACY,)
+    """What is reported, the main one first."""
+    ways: tuple[str, ...] = ()
+    """How the answer is found in the text, unless the task says otherwise (grading.WAYS)."""
+
+
+_HERE = "kvpolicies.eval.graders"
+
+GRADERS: dict[str, Grader] = {
+    "math": Grader(f"{_HERE}:grade_math", ("answer",), ways=grading.MATHS),
+    "choice": Grader(
+        f"{_HERE}:grade_choice", ("answer", "choices"), ways=("boxed", "answer_line", "bracketed")
+    ),
+    "code": Grader(f"{_HERE}:grade_code", ("tests",)),
+    "ledger": Grader(f"{_HERE}:grade_ledger", (), (EXACT, LOOKUPS)),
+    "fidelity": Grader(f"{_HERE}:grade_nothing", ("solution",), (KL, TOP1, NLL)),
+}
+
+
+def grade_math(task: "Task", problem: Problem, text: str) -> Grades:
+    """math-verify on the answer's value."""
+    return {"correct": int(grading.is_correct(text, problem.answer, task.ways))}
+
+
+def grade_choice(task: "Task", problem: Problem, text: str) -> Grades:
+    """The letter that the first way finds; several ways may find a box without one."""
+    count = len(problem.choices)
+    found = (choices.letter_of(given, count) for given in grading.candidates(text, task.ways))
+    letter = next((letter for letter in found if letter), None)
+    if letter is None and text.strip() in tuple(string.ascii_uppercase[:count]):
+        letter = text.strip()
+    return {"correct": int(letter == problem.answer)}
+
+
+def grade_code(task: "Task", problem: Problem, text: str) -> Grades:
+    """The last block of code passes every test, each in a sandbox of its own."""
+    source = last_block(text)
+    passed = source is not None and all(
+        _passes(source, test, problem.function, task.sandbox) for test in problem.tests
+    )
+    return {"correct": int(passed)}
+
+
+def grade_ledger(task: "Task", problem: Problem, text: str) -> Grades:
+    """Exact trace, and lookups that are right."""
+    assert problem.ledger is not None
+    result = ledgers.grade(problem.ledger, text.split())
+    return {
+        "correct": int(result.exact),
+        "lookups_right": result.lookups_right,
+        "lookups": result.lookups,
+    }
+
+
+def grade_nothing(task: "Task", problem: Problem, text: str) -> Grades:
+    """Never called."""
+    raise AssertionError("fidelity compares predictions and grades no text")
+
+
+def last_block(text: str) -> str | None:
+    """The last closed block between lines of three backticks; an open one was cut off."""
+    block: list[str] | None = None
+    found, fence = None, ""
+    for line in text.splitlines():
+        mark = line.strip()
+        if block is None:
+            if mark.startswith("```"):
+                fence = "`" * (len(mark) - len(mark.lstrip("`")))
+                block = []
+        elif mark.startswith(fence) and not mark.strip("`"):
+            found, block = "\n".join(block), None
+        else:
+            block.append(line)
+    return found
+
+
+def _passes(source: str, test: code_tests.Test, function: str, limits: sandbox.Limits) -> bool:
+    made = sandbox.run(source, test.input, limits, function)
+    same = code_tests.same_value if function else code_tests.same_output
+    return made.status == "ok" and same(test.output, made.output)
