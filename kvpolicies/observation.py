@@ -76,12 +76,6 @@ def odd_kernel(kernel: Any, what: str) -> None:
         raise UserError(f"{what} must be odd, so that a token is the middle of it, got {kernel}")
 
 
-def in_position_order(positions: Int[Tensor, "B H L"]) -> tuple[Tensor, Tensor]:
-    """(order, rank): order sorts slots by position, rank undoes it."""
-    order = positions.argsort(dim=-1)
-    return order, order.argsort(dim=-1)
-
-
 def average_pool(
     scores: Float[Tensor, "B H G L"], positions: Int[Tensor, "B H L"], kernel: int
 ) -> Float[Tensor, "B H G L"]:
@@ -100,7 +94,7 @@ def max_pool(
 
 
 def _pooled(scores: Tensor, positions: Tensor, kernel: int, pool) -> Tensor:
-    order, rank = (x[:, :, None].expand(scores.shape) for x in in_position_order(positions))
+    order = positions.argsort(dim=-1)[:, :, None].expand(scores.shape)
     ordered = scores.gather(-1, order).flatten(0, 2)[:, None]
-    pooled = pool(ordered, kernel, stride=1, padding=kernel // 2)
-    return pooled.view(scores.shape).gather(-1, rank)
+    pooled = pool(ordered, kernel, stride=1, padding=kernel // 2).view(scores.shape)
+    return torch.empty_like(pooled).scatter_(-1, order, pooled)
