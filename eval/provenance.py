@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval.results import NAME as RESULTS
+from kvpolicies.eval import claims
+from kvpolicies.eval.claims import Claims
+from kvpolicies.eval.results import shards
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.tasks import Problem, fingerprint
 
@@ -28,8 +30,8 @@ def check_folder(study: Study, problems: Sequence[Problem]) -> None:
     out = Path(study.out)
     _check_makeable(out)
     if not (out / NAME).exists():
-        if (out / RESULTS).exists():
-            raise UserError(f"--out {out}: holds {RESULTS} without {NAME}; choose another folder")
+        if there := shards(out):
+            raise UserError(f"--out {out}: holds {there[0].name} without {NAME}; choose another folder")
         return
     try:
         known = json.loads((out / NAME).read_text())
@@ -63,10 +65,21 @@ def open_folder(study: Study, problems: Sequence[Problem], model_info: dict[str,
     """Makes the folder and writes or extends run.json, in one step; returns the folder.
 
     Raises:
-        UserError: the folder's results are those of other weights; nothing is touched.
+        UserError: the folder holds another study, or results of other weights; nothing of it is
+            touched.
     """
     out = Path(study.out)
-    path = out / NAME
+    make_folder(out)
+    with Claims(out) as held:  # of several processes that start at once, one writes
+        held.wait(claims.FOLDER)
+        check_folder(study, problems)
+        _record(out / NAME, study, problems, model_info)
+    return out
+
+
+def _record(
+    path: Path, study: Study, problems: Sequence[Problem], model_info: dict[str, Any]
+) -> None:
     here = environment()
     record: dict[str, Any] = {
         "study": study.identity(),
@@ -78,14 +91,14 @@ def open_folder(study: Study, problems: Sequence[Problem], model_info: dict[str,
     if path.exists():
         record = json.loads(path.read_text())
         if record.get("model") != model_info or "environments" not in record:
-            raise UserError(f"--out {out}: its results are those of other weights of {study.model}")
-    make_folder(out)
+            raise UserError(
+                f"--out {path.parent}: its results are those of other weights of {study.model}"
+            )
     if here not in record["environments"]:
         record["environments"].append(here)
         half = path.with_suffix(".json.part")
         half.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
         os.replace(half, path)
-    return out
 
 
 def make_folder(out: Path) -> None:
