@@ -48,13 +48,16 @@ class Claims:
         self.folder = folder
 
     def __enter__(self) -> "Claims":
-        self._file = (self.folder / NAME).open("ab")
-        status = os.fstat(self._file.fileno())
-        self._identity = (status.st_dev, status.st_ino)
-        if self._identity in _mine:
-            # Not closed here: that would give back the other's claims.
+        path = self.folder / NAME
+        # Looked at before it is opened: closing a second handle would give all claims back.
+        if path.exists() and _identity(path.stat()) in _mine:
             raise UserError(f"--out {self.folder}: this process already runs a study there")
-        _mine.add(self._identity)
+        try:
+            self._file = path.open("ab")
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror or error}") from None
+        self._own = _identity(os.fstat(self._file.fileno()))
+        _mine.add(self._own)
         return self
 
     def __exit__(
@@ -64,7 +67,7 @@ class Claims:
         trace: TracebackType | None,
     ) -> None:
         self._file.close()
-        _mine.discard(self._identity)
+        _mine.discard(self._own)
 
     def take(self, what: int) -> bool:
         """Claims `what` unless another process has; True if it is ours now."""
@@ -87,3 +90,7 @@ class Claims:
     def release(self, what: int) -> None:
         """Gives a claim back."""
         fcntl.lockf(self._file, fcntl.LOCK_UN, 1, what)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

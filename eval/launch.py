@@ -6,9 +6,14 @@ results: rank 0 shows the progress bar and writes the report, and a rank picks i
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from typing import TypeVar, cast
+
 from kvpolicies.errors import UserError
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,48 @@ def here() -> Place:
     if "RANK" in os.environ and rank >= world:
         raise UserError(f"RANK is {rank} and WORLD_SIZE {world}: ranks count from 0 to it")
     return Place(rank, world, local)
+
+
+class Group:
+    """The processes that one model is spread over: all run the same units, one of them writes.
+
+    Args:
+        size: processes; 1 needs no process group and agrees with itself.
+
+    Raises:
+        UserError: another number of processes was started.
+    """
+
+    def __init__(self, size: int, place: Place) -> None:
+        if size > 1 and size != place.world:
+            raise UserError(
+                f"tensor_parallel: {size} processes must be started together (torchrun "
+                f"--nproc-per-node {size}), not {place.world}; more groups share the work when "
+                "each is started on the same --out by its own torchrun"
+            )
+        self.size, self.leads = size, size == 1 or place.rank == 0
+
+    def agree(self, value: Value) -> Value:
+        """The leading process's `value`, in each of them."""
+        if self.size == 1:
+            return value
+        from torch import distributed
+
+        box = [value if self.leads else None]
+        distributed.broadcast_object_list(box, src=0)
+        return cast(Value, box[0])
+
+    def follow(self, turns: Iterator[int]) -> Iterator[int]:
+        """The leading process's `turns`, in each of them; only the leader's are asked for."""
+        while (turn := self.agree(next(turns, None) if self.leads else None)) is not None:
+            yield turn
+
+    def close(self) -> None:
+        """Leaves the process group, which would complain at the end."""
+        if self.size > 1:
+            from torch import distributed
+
+            distributed.destroy_process_group()
 
 
 def device(name: str, place: Place) -> str:

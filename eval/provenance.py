@@ -31,7 +31,9 @@ def check_folder(study: Study, problems: Sequence[Problem]) -> None:
     _check_makeable(out)
     if not (out / NAME).exists():
         if there := shards(out):
-            raise UserError(f"--out {out}: holds {there[0].name} without {NAME}; choose another folder")
+            raise UserError(
+                f"--out {out}: holds {there[0].name} without {NAME}; choose another folder"
+            )
         return
     try:
         known = json.loads((out / NAME).read_text())
@@ -139,7 +141,8 @@ def describe_model(model: Any) -> dict[str, Any]:
     config = model.config
     digest = hashlib.sha256()
     for name, weight in model.named_parameters():
-        some = weight.detach().flatten()[:: max(1, weight.numel() // 256)]
+        whole = getattr(weight, "full_tensor", lambda w=weight: w)()  # spread over processes
+        some = whole.detach().flatten()[:: max(1, weight.numel() // 256)]
         digest.update(name.encode() + some.float().cpu().numpy().tobytes())
     keys = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
     return {

@@ -19,6 +19,7 @@ from kvpolicies.errors import UserError
 from kvpolicies.eval import launch, lookahead, models, prompts, provenance, sharing
 from kvpolicies.eval.bars import Bars
 from kvpolicies.eval.fidelity import Scorer, split_units
+from kvpolicies.eval.launch import Group, Place
 from kvpolicies.eval.prompts import Request
 from kvpolicies.eval.results import Key, Results
 from kvpolicies.eval.study import Study
@@ -42,11 +43,17 @@ class Session:
     """What the units of a run share."""
 
     study: Study
+    group: Group
     model: Any
     tokenizer: Any
     stops: list[int]
     results: Results
     bars: Bars
+
+    @property
+    def parts(self) -> int:
+        """Processes that hold a part of every cache, as large as this one's."""
+        return inspect_model(self.model).parts
 
 
 def run_study(study: Study) -> Path:
@@ -58,28 +65,42 @@ def run_study(study: Study) -> Path:
     """
     study = study.resolved()
     place = launch.here()
+    group = launch.Group(study.tensor_parallel, place)
     problems = study.entry.load(study)
     models.check_name(study.model)
     models.check_device(study.device)
     provenance.check_folder(study, problems)
     device = launch.device(study.device, place)
-    model, tokenizer = models.load(study.model, study.dtype, device)
+    model, tokenizer = models.load(study.model, study.dtype, device, group.size)
     for name in study.policies:
         inspect_model(model, resolve(name))
     requests = prompts.encode(study, problems, tokenizer)
     check_budgets(study, requests)
-    folder = provenance.open_folder(study, problems, provenance.describe_model(model))
-    grid, units = cells(study), _units(study, requests, model)
+    described = provenance.describe_model(model)
+    if group.leads:
+        provenance.open_folder(study, problems, described)
+    group.agree(None)  # the folder is there
+    units = _units(study, requests, model)
+    _run_units(study, group, place, (model, tokenizer), units)
+    group.close()
+    return Path(study.out)
+
+
+def _run_units(
+    study: Study, group: Group, place: Place, made: tuple[Any, Any], units: list[list[Request]]
+) -> None:
+    grid = cells(study)
     keys = [[Key(*c, r.problem.id, r.sample) for c in grid for r in unit] for unit in units]
     bars = Bars(len(grid) * len(units), sum(map(len, keys)), shown=place.leads)
-    with Results(folder) as results, bars:
+    with Results(Path(study.out), writes=group.leads) as results, bars:
         bars.rows(len(results.rows))
-        stops = models.stop_tokens(model, tokenizer)
-        session = Session(study, model, tokenizer, stops, results, bars)
-        for index in sharing.turns(results, keys, bars):
+        session = Session(study, group, *made, models.stop_tokens(*made), results, bars)
+        for index in group.follow(sharing.turns(results, keys, bars)):
+            if not group.leads:
+                results.refresh()
             _run_unit(session, grid, units[index])
-        results.merge()
-    return folder
+        if group.leads:
+            results.merge()
 
 
 def cells(study: Study) -> list[Cell]:
@@ -110,7 +131,7 @@ def _units(study: Study, requests: Sequence[Request], model: Any) -> list[list[R
 
 
 def _run_unit(session: Session, grid: list[Cell], unit: list[Request]) -> None:
-    wanted = [cell for cell in grid if _missing(session, cell, unit)]
+    wanted = session.group.agree([cell for cell in grid if _missing(session, cell, unit)])
     full_scorer: Scorer | None = None
     for cell in grid:
         session.bars.cell(*cell)
@@ -203,8 +224,8 @@ def _add(
         "slots": made.budget_total,
         "asked": made.asked_slots,
         "max_slots": made.max_slots,
-        "cache_bytes": made.cache_bytes,
-        "state_bytes": made.state_bytes,
+        "cache_bytes": made.cache_bytes * session.parts,
+        "state_bytes": made.state_bytes * session.parts,
         "seconds": round(made.seconds, 6),
         "tokens": tokens,
         "text": text,

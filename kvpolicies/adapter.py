@@ -79,6 +79,11 @@ def attach(model: Any, cache: FixedBudgetCache) -> Iterator[FixedBudgetCache]:
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kw: Any
     ) -> Tensor:
         b, h = key.shape[:2]
+        if h != cache.shape.heads:
+            raise UserError(
+                f"{type(module).__name__} has {h} KV heads in this process, where the cache "
+                f"expects {cache.shape.heads}: its tensor-parallel plan is not supported"
+            )
         if cache.fixed is not None:
             softmax = _softmax(module, h, cache.shape.spans[module.layer_idx], kw)
             slots = cache.slot_layers[module.layer_idx]
@@ -285,6 +290,16 @@ def watched_dense(
             yield
     finally:
         _served.update({m: f for m, f in attached.items() if f is not None})
+
+
+def spread_over(size: int) -> dict[str, Any]:
+    """What `from_pretrained` takes for tensor parallelism by the model's own plan."""
+    try:
+        from transformers.distributed import DistributedConfig
+
+        return {"distributed_config": DistributedConfig(tp_size=size, tp_plan="auto")}
+    except (ImportError, TypeError):  # before DistributedConfig knew of it
+        return {"tp_plan": "auto"}
 
 
 def hide_loading_bar() -> None:

@@ -148,8 +148,9 @@ class FixedBudgetCache(Cache):
         """Allocates all layers for `rows` sequences and starts every row."""
         s = self.shape
         geometry = Geometry(
-            rows, s.heads, s.groups, self.slots, s.head_dim, dtype, device, self.max_length
-        )
+            rows, s.heads, s.groups, self.slots, s.head_dim, dtype, device, self.max_length,
+            s.first_head,
+        )  # fmt: skip
         self.slot_layers, self.stores = [], []
         store_of: dict[int | None, SlotStore] = {}
         for i, (rope, span) in enumerate(zip(self.ropes, s.spans, strict=True)):

@@ -18,14 +18,12 @@ from kvpolicies.eval.results import NAME, read_folder, shards
 from kvpolicies.eval.study import Study
 
 ROOT = Path(__file__).resolve().parents[2]
-STUDY = Study(
-    policies=("streaming", "random"), budgets=("40",), problems=6, length=60, batch_size=1
-)
-ROWS = 3 * 6
-UNIT = 3 * run.UNIT_BATCHES  # rows of a unit
+STUDY = Study(policies=("random",), budgets=("30",), problems=4, length=50, batch_size=1)
+ROWS = 2 * 4
+UNIT = 2 * run.UNIT_BATCHES  # rows of a unit
 COMMAND = [
-    "-m", "kvpolicies", "compare", "--policies", "streaming,random", "--budgets", "40",
-    "--problems", "6", "--length", "60", "--batch-size", "1",
+    "-m", "kvpolicies", "compare", "--policies", "random", "--budgets", "30",
+    "--problems", "4", "--length", "50", "--batch-size", "1",
 ]  # fmt: skip
 
 
