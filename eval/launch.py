@@ -8,7 +8,6 @@ results: rank 0 shows the progress bar and writes the report, and a rank picks i
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-
 from typing import TypeVar, cast
 
 from kvpolicies.errors import UserError

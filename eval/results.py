@@ -4,8 +4,8 @@ Every process that works on a study appends to a file of its own: the first to r
 next to results.0001.jsonl, and so on. The rows of all of them are the study's (`read_folder`); when
 none is missing they are merged into results.jsonl.
 
-A process that was killed may leave half a line at the end. It is cut off when the file is opened for
-appending again; a broken line anywhere else is an error, since no run of ours writes one.
+A process that was killed may leave half a line at the end. It is cut off when the file is opened
+for appending again; a broken line anywhere else is an error, since no run of ours writes one.
 """
 
 import json

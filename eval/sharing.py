@@ -1,9 +1,9 @@
 """Whose turn it is: units of a study handed out to as many processes as there are.
 
 Each process goes through the units in order and works on those that it can claim and that miss
-rows. When nothing is left to claim it waits: a unit whose process dies is free at once, and is taken
-over. Nothing is planned beforehand, so that processes may be of any number and speed, come late or
-go early, and never work on the same unit.
+rows. When nothing is left to claim it waits: a unit whose process dies is free at once, and is
+taken over. Nothing is planned beforehand, so that processes may be of any number and speed, come
+late or go early, and never work on the same unit.
 """
 
 import time

@@ -140,8 +140,8 @@ def _caveats(study: Study, summaries: Sequence[Summary]) -> list[str]:
     few = f" With {problems} problems they are wide." if problems < FEW else ""
     said.append(
         "Intervals are 95 % intervals of one comparison each, over problems, and are not "
-        f"corrected for the number of comparisons (pairs.csv has p-values that are).{few} They hold for problems like these and "
-        "this model, and say nothing about other models or tasks."
+        f"corrected for the number of comparisons (pairs.csv has p-values that are).{few} They "
+        "hold for problems like these and this model, and say nothing about other models or tasks."
     )
     return said
 

@@ -80,9 +80,9 @@ def attach(model: Any, cache: FixedBudgetCache) -> Iterator[FixedBudgetCache]:
     ) -> Tensor:
         b, h = key.shape[:2]
         if h != cache.shape.heads:
+            where = f"{type(module).__name__}: {h} KV heads in this process"
             raise UserError(
-                f"{type(module).__name__} has {h} KV heads in this process, where the cache "
-                f"expects {cache.shape.heads}: its tensor-parallel plan is not supported"
+                f"{where}, expected {cache.shape.heads}: an unknown tensor-parallel plan"
             )
         if cache.fixed is not None:
             softmax = _softmax(module, h, cache.shape.spans[module.layer_idx], kw)
@@ -294,12 +294,9 @@ def watched_dense(
 
 def spread_over(size: int) -> dict[str, Any]:
     """What `from_pretrained` takes for tensor parallelism by the model's own plan."""
-    try:
-        from transformers.distributed import DistributedConfig
+    from transformers.distributed import DistributedConfig
 
-        return {"distributed_config": DistributedConfig(tp_size=size, tp_plan="auto")}
-    except (ImportError, TypeError):  # before DistributedConfig knew of it
-        return {"tp_plan": "auto"}
+    return {"distributed_config": DistributedConfig(tp_size=size, tp_plan="auto")}
 
 
 def hide_loading_bar() -> None:

@@ -1,4 +1,4 @@
-"""Claims: one process at a time, given back by the system; rows of several files are one study's."""
+"""Claims: one process at a time, given back by the system; rows of all files are one study's."""
 
 import json
 import subprocess
