@@ -92,7 +92,8 @@ class Results:
         self.rows: list[dict[str, Any]] = []
         self.keys: set[Key] = set()
         self._file: BinaryIO | None = None
-        self._read: dict[Path, tuple[int, int]] = {}  # which file it was, and bytes read of it
+        # Of each file: which one it was, and bytes and lines read of it.
+        self._read: dict[Path, tuple[int, int, int]] = {}
 
     def __enter__(self) -> "Results":
         self.claims.__enter__()
@@ -118,21 +119,22 @@ class Results:
 
     def refresh(self) -> int:
         """Takes in the rows that other processes wrote since the last look; how many are new."""
-        before = len(self.rows)
+        there = len(self.rows)
         for path in shards(self.folder):
             try:
                 with path.open("rb") as file:
                     identity = os.fstat(file.fileno()).st_ino
-                    known, start = self._read.get(path, (identity, 0))
-                    start = start if known == identity else 0
+                    known, start, before = self._read.get(path, (identity, 0, 0))
+                    start, before = (start, before) if known == identity else (0, 0)
                     file.seek(start)
                     lines = _whole_lines(file.read())
             except FileNotFoundError:  # merged meanwhile, by another process
                 continue
-            for line in lines:
-                self._keep(_row(line, str(path)))
-            self._read[path] = (identity, start + sum(len(line) + 1 for line in lines))
-        return len(self.rows) - before
+            for number, line in enumerate(lines, before + 1):
+                self._keep(_row(line, f"{path}:{number}"))
+            read = start + sum(len(line) + 1 for line in lines)
+            self._read[path] = (identity, read, before + len(lines))
+        return len(self.rows) - there
 
     def add(self, row: dict[str, Any]) -> bool:
         """Appends a row unless its key is there already; True if it was new."""

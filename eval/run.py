@@ -91,7 +91,7 @@ def _run_units(
 ) -> None:
     grid = cells(study)
     keys = [[Key(*c, r.problem.id, r.sample) for c in grid for r in unit] for unit in units]
-    bars = Bars(len(grid) * len(units), sum(map(len, keys)), shown=place.leads)
+    bars = Bars(len(units), len(grid), sum(map(len, keys)), shown=place.leads)
     with Results(Path(study.out), writes=group.leads) as results, bars:
         bars.rows(len(results.rows))
         session = Session(study, group, *made, models.stop_tokens(*made), results, bars)
@@ -142,7 +142,7 @@ def _run_unit(session: Session, grid: list[Cell], unit: list[Request]) -> None:
             full_scorer = _score_cell(session, cell, unit, None)
         elif cell in wanted:
             _score_cell(session, cell, unit, full_scorer)
-        session.bars.cells(1)
+        session.bars.cell_done()
 
 
 def _missing(session: Session, cell: Cell, unit: list[Request]) -> bool:

@@ -21,6 +21,7 @@ def turns(results: Results, units: Sequence[Sequence[Key]], bars: Bars) -> Itera
         units: the keys of each unit's rows.
     """
     while waiting := [i for i, unit in enumerate(units) if not _done(results, unit)]:
+        bars.units_done(len(units) - len(waiting))
         idle = True
         for index in waiting:
             if not results.claims.take(claims.unit(index)):
@@ -35,6 +36,7 @@ def turns(results: Results, units: Sequence[Sequence[Key]], bars: Bars) -> Itera
         if idle:
             time.sleep(claims.WAIT)
         bars.rows(results.refresh())
+    bars.units_done(len(units))
 
 
 def _done(results: Results, unit: Sequence[Key]) -> bool:

@@ -79,16 +79,11 @@ def attach(model: Any, cache: FixedBudgetCache) -> Iterator[FixedBudgetCache]:
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kw: Any
     ) -> Tensor:
         b, h = key.shape[:2]
-        if h != cache.shape.heads:
-            where = f"{type(module).__name__}: {h} KV heads in this process"
-            raise UserError(
-                f"{where}, expected {cache.shape.heads}: an unknown tensor-parallel plan"
-            )
         if cache.fixed is not None:
             softmax = _softmax(module, h, cache.shape.spans[module.layer_idx], kw)
             slots = cache.slot_layers[module.layer_idx]
             return cache.fixed.attend(slots, query, key, value, softmax).flatten(1, 2)
-        cache.take_over(module.layer_idx)
+        cache.take_over(module.layer_idx, h)
         if not cache.slot_layers:
             cache.allocate(query.shape[0], key.dtype, key.device)
         if module.layer_idx == 0:

@@ -112,13 +112,14 @@ def test_an_interval_that_takes_samples_as_independent_would_not_cover():
 def test_p_values_are_uniform_where_policies_are_alike():
     """Never too small at any level; close to uniform where gaps are many."""
     rng, found = np.random.default_rng(2), []
-    for _ in range(2000):
-        chance = rng.beta(1, 1, 60)
-        gaps = rng.binomial(8, chance) - rng.binomial(8, chance)
+    for _ in range(1000):
+        chance = rng.beta(1, 1, 40)
+        gaps = rng.binomial(64, chance) - rng.binomial(64, chance)
         found.append(stats.sign_flip(list(gaps), seed=0))
     for level in (0.01, 0.05, 0.2, 0.5, 0.8):
         share = np.mean(np.array(found) <= level)
-        assert level - 0.05 <= share <= level + 2.5 * math.sqrt(level * (1 - level) / 2000)
+        chance = 3 * math.sqrt(level * (1 - level) / 1000)
+        assert level - chance - 0.02 <= share <= level + chance  # ties make p-values larger
 
 
 def test_the_exact_test_is_the_enumeration_of_all_signs():
