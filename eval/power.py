@@ -7,18 +7,25 @@ gap then has the variance
 
     (between + within / n) / P
 
-and a two-sided test at level a misses a true gap with chance b if it is smaller than
-(z(1 - a/2) + z(1 - b)) times the root of that. This is the sample-size formula of Miller, "Adding
-Error Bars to Evals" (arXiv 2411.00640, section 5), with samples paired too: there the samples of
-the two models are independent, and `within` is the sum of their variances.
+and a two-sided test at level a tells a true gap with chance 1 - b if it is at least
+
+    (t(1 - a/2) + t(1 - b)) root of that + 2 / (n P)
+
+The first term is the sample-size formula of Miller, "Adding Error Bars to Evals" (arXiv 2411.00640,
+section 5), with Student's quantiles, P - 1 degrees of freedom, for its normal ones, and with
+samples paired too: there the samples of the two models are independent, and `within` is the sum of
+their variances. The second is what an exact test of counts may lose: flipping a sign moves their
+sum by two at least, so its critical value may lie so far beyond a continuous one's. The tests hold
+the promise by simulation.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import stdtrit
 
 LEVEL = 0.05
 """Chance of calling two equal policies different."""
@@ -56,12 +63,18 @@ class Spread:
         variance = self.variance(samples)
         if not variance > 0 or problems < 2:
             return math.nan
-        return _quantiles() * math.sqrt(variance / problems)
+        quantiles = stdtrit(problems - 1, 1 - LEVEL / 2) + stdtrit(problems - 1, CHANCE)
+        return float(quantiles) * math.sqrt(variance / problems) + 2 / (samples * problems)
 
     def problems(self, points: float, samples: float) -> int | None:
         """Problems that tell a true difference of `points` (0.03 = 3 points); None = not known."""
-        variance = self.variance(samples)
-        return math.ceil(variance * (_quantiles() / points) ** 2) if variance > 0 else None
+        if not self.variance(samples) > 0:
+            return None
+        most = 2
+        while self.detectable(most, samples) > points:
+            most *= 2
+        tried = range(2, most + 1)
+        return tried[bisect_left(tried, -points, key=lambda p: -self.detectable(p, samples))]
 
 
 @dataclass(frozen=True)
@@ -129,13 +142,10 @@ def sentence(power: Power | None) -> str:
     text = (
         f"With {power.problems} problems and {samples} each, a true difference "
         f"of {100 * power.detectable:.1f} points is told apart with chance 80 % by one test at 5 % "
-        f"(the median pair, {one} and {two} at {budget}). To tell 3 points that way takes {own} "
+        f"if gaps vary as they did here (the median pair, {one} and {two} at {budget}; from few "
+        f"problems that is a rough guess). To tell 3 points that way takes {own} "
         f"problems with {samples} each"
     )
     if others:
         return f"{text}; or problems with samples: {', '.join(others)}."
     return f"{text}; several samples a problem would say how far samples can stand for problems."
-
-
-def _quantiles() -> float:
-    return float(ndtri(1 - LEVEL / 2) + ndtri(CHANCE))
