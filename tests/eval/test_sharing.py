@@ -4,104 +4,86 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval import launch, report, run
-from kvpolicies.eval.results import NAME, read_folder, shards
+from kvpolicies.eval import launch, run, sharing
+from kvpolicies.eval.results import NAME, read_folder, read_rows, shards
 from kvpolicies.eval.study import Study
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = Study(policies=("random",), budgets=("30",), problems=4, length=50, batch_size=1)
-ROWS = 2 * 4
 UNIT = 2 * run.UNIT_BATCHES  # rows of a unit
-COMMAND = [
-    "-m", "kvpolicies", "compare", "--policies", "random", "--budgets", "30",
+ROWS = 2 * UNIT
+ARGUMENTS = [
+    "compare", "--policies", "random", "--budgets", "30",
     "--problems", "4", "--length", "50", "--batch-size", "1",
 ]  # fmt: skip
+
+LOST = """
+import sys
+from kvpolicies import cli
+from kvpolicies.eval.results import Results
+add = Results.add
+def add_one_and_hang(results, row):
+    add(results, row)
+    print("hangs", flush=True)
+    sys.stdin.read()
+Results.add = add_one_and_hang
+cli.main(sys.argv[1:])
+"""
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """The study's finished folder, by one process."""
-    study = replace(STUDY, out=str(tmp_path_factory.mktemp("alone") / "out"))
-    folder = run.run_study(study)
-    report.write_report(folder, study.resolved())
-    return folder
+    return run.run_study(replace(STUDY, out=str(tmp_path_factory.mktemp("alone") / "out")))
 
 
 def untimed(folder):
     return [{k: v for k, v in row.items() if k != "seconds"} for row in read_folder(folder)]
 
 
-def table(folder):
-    """summary.csv without its timings, and pairs.csv."""
-    lines = (folder / "summary.csv").read_text().splitlines()
-    return [line.rpartition(",")[0] for line in lines], (folder / "pairs.csv").read_text()
-
-
-def start(folder, rank, log):
-    environment = {
-        **os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "RANK": str(rank),
-        "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
-    }  # fmt: skip
-    return subprocess.Popen(
-        [sys.executable, *COMMAND, "--out", str(folder)],
-        cwd=ROOT, env=environment, stdout=log, stderr=log,
-    )  # fmt: skip
-
-
-def lines(path):
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def until(true, process):
-    deadline = time.monotonic() + 240
-    while not true():
-        assert process.poll() is None, "the process ended too early"
-        assert time.monotonic() < deadline, "nothing within four minutes"
-        time.sleep(0.005)
+def environment(**more):
+    return {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), **more}
 
 
 @pytest.fixture
-def ranks(tmp_path):
-    """Starts a rank of the study in tmp_path/out; kills whatever still runs at the end."""
-    started = []
-    with (tmp_path / "log").open("wb") as log:
-
-        def start_rank(rank):
-            started.append(start(tmp_path / "out", rank, log))
-            return started[-1]
-
-        yield start_rank
-        for process in started:
-            process.kill()
-            process.wait()
+def lost(tmp_path):
+    """Rank 1 of two: it writes one row to tmp_path/out and hangs, holding its unit."""
+    with subprocess.Popen(
+        [sys.executable, "-c", LOST, *ARGUMENTS, "--out", str(tmp_path / "out")],
+        cwd=ROOT, env=environment(RANK="1", WORLD_SIZE="2"),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        yield process
+        process.kill()
 
 
-def test_a_killed_rank_is_taken_over_by_the_other(alone, tmp_path, ranks):
-    """Rank 1 stops inside its first unit, holding it; the others are done; it is killed."""
-    out = tmp_path / "out"
-    lost = ranks(1)
-    until(lambda: lines(out / NAME) >= 1, lost)
-    lost.send_signal(signal.SIGSTOP)
-    written = lines(out / NAME)
-    assert 1 <= written < UNIT
-    other = ranks(0)
-    until(lambda: lines(out / "results.0001.jsonl") == ROWS - UNIT, other)
-    assert other.poll() is None, "it must wait for what rank 1 holds"
-    lost.kill()
-    assert lost.wait() == -signal.SIGKILL
-    assert other.wait(240) == 0
+def test_a_killed_rank_is_taken_over_by_the_other(alone, tmp_path, lost, monkeypatch):
+    """The rank that is left does the unit that is free, waits, and has the other's after a kill."""
+    out, waits = tmp_path / "out", []
+    assert lost.stdout.readline() == "hangs\n"
+    kept = read_rows(out / NAME)
+    assert len(kept) == 1
+
+    def wait(seconds):
+        waits.append([len(read_rows(path)) for path in shards(out)])
+        if len(waits) == 2:
+            lost.kill()
+            assert lost.wait() == -signal.SIGKILL
+
+    monkeypatch.setattr(sharing, "time", SimpleNamespace(sleep=wait))
+    run.run_study(replace(STUDY, out=str(out)))
+    assert waits == [[1, ROWS - UNIT]] * 2
     assert shards(out) == [out / NAME]
-    assert untimed(out) == untimed(alone)
-    assert table(out) == table(alone)
-    assert (out / "report.html").exists()
+    assert untimed(out) == untimed(alone) and len(untimed(out)) == ROWS
+    assert kept[0] in read_folder(out)  # timing and all
 
 
 @pytest.mark.slow
@@ -109,12 +91,13 @@ def test_torchrun(alone, tmp_path):
     out = tmp_path / "out"
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        *COMMAND, "--out", str(out),
+        "-m", "kvpolicies", *ARGUMENTS, "--out", str(out),
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Report: ") == 1  # the leading rank speaks
     assert untimed(out) == untimed(alone) and shards(out) == [out / NAME]
+    assert (out / "report.html").exists() and (out / "pairs.csv").exists()
 
 
 @pytest.mark.parametrize(
