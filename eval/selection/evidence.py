@@ -15,9 +15,8 @@ import numpy as np
 
 from kvpolicies.config import from_mapping
 from kvpolicies.errors import UserError
-from kvpolicies.eval import lookahead, provenance
+from kvpolicies.eval import lookahead, provenance, results
 from kvpolicies.eval.measures import Row
-from kvpolicies.eval.results import read_folder, shards
 from kvpolicies.eval.run import Cell, cells
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import FULL
@@ -223,10 +222,10 @@ def _check_same_bench(source: Source, other: Source) -> None:
 
 def _bench(source: Source) -> Bench:
     folder = Path(source.folder)
-    if not shards(folder):
-        raise UserError(f"{folder}: the study is unfinished: no results; run it again")
+    if not results.shards(folder):
+        raise UserError(f"{folder}: the study is unfinished: no {results.NAME}; run it again")
     try:
-        rows = read_folder(folder)
+        rows = results.read_folder(folder)
     except OSError as error:
         raise UserError(f"{error.filename}: {error.strerror or error}") from None
     problems = tuple(dict.fromkeys(str(row["problem"]) for row in rows))
