@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvpolicies.adapter import inspect_model
+from kvpolicies.admission import in_force
 from kvpolicies.budget import Budget
 from kvpolicies.decoding import Generation, generate
 from kvpolicies.errors import UserError
@@ -73,7 +74,8 @@ def run_study(study: Study) -> Path:
     device = launch.device(study.device, place)
     model, tokenizer = models.load(study.model, study.dtype, device, group.size)
     for name in study.policies:
-        inspect_model(model, resolve(name))
+        inspect_model(model, policy := resolve(name))
+        policy.check_model(model)
     requests = prompts.encode(study, problems, tokenizer)
     check_budgets(study, requests)
     described = provenance.describe_model(model)
@@ -109,11 +111,15 @@ def cells(study: Study) -> list[Cell]:
 
 
 def check_budgets(study: Study, requests: Sequence[Request]) -> None:
-    """Raises UserError if a budget is impossible for a request, which ratios of short ones are."""
+    """Raises UserError if a budget is impossible for a request, or for a policy with it."""
+    policies = [resolve(name) for name in study.policies]
     for budget in study.budgets:
         for request in requests:
+            prompt, limit = len(request.prompt), request.max_new_tokens
             try:
                 Budget.parse(budget, length=request.length)
+                for policy in policies:
+                    in_force(policy, budget, prompt, limit, request.length)
             except UserError as error:
                 where = f"problem {request.problem.id!r} ({request.length} tokens)"
                 raise UserError(f"budget {budget} of {where}: {error}") from None

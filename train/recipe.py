@@ -110,6 +110,7 @@ class Recipe:
                 "recipe distill needs one budget, and a kind that orders tokens the same at any "
                 "age: not trimkv"
             )
+        _check_data(self)
         models.check_device(self.device)
         _ = self.target  # which checks what it is made of
         _check_rows(self)
@@ -145,6 +146,28 @@ def _check_numbers(recipe: Recipe) -> None:
     for name in ("lr", "base_lr", "clip", "tau"):
         if not 0 < getattr(recipe, name) < float("inf"):
             raise UserError(f"{name} must be above 0, got {getattr(recipe, name)}")
+
+
+def check_there(recipe: Recipe) -> None:
+    """Raises UserError for data that is neither here nor to be looked for on the hub."""
+    data = recipe.data
+    if data != "ledger" and not Path(data).expanduser().exists() and not _is_hub_id(data):
+        hint = nearest(data, ["ledger"]) if "/" not in data and "." not in data else ""
+        raise UserError(
+            f"data {data!r}: no such file or folder; {hint or 'a hub id reads owner/name'}"
+        )
+
+
+def _check_data(recipe: Recipe) -> None:
+    """Options that say nothing of ledger problems."""
+    for name in ("columns", "subset", "stream"):
+        if recipe.data == "ledger" and (value := getattr(recipe, name)):
+            raise UserError(f"{name} {value!r}: data ledger makes its own problems")
+
+
+def _is_hub_id(data: str) -> bool:
+    """Whether it reads as owner/name."""
+    return data.count("/") == 1 and not data.startswith((".", "~", "/")) and ".json" not in data
 
 
 def _check_rows(recipe: Recipe) -> None:

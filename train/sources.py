@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from kvpolicies.errors import UserError, nearest
+from kvpolicies.errors import UserError
 from kvpolicies.eval import ledger
 from kvpolicies.train.documents import Encode, Record, columns_of, encoder, ledger_encoder
-from kvpolicies.train.recipe import Recipe
+from kvpolicies.train.recipe import Recipe, check_there
 
 # Documents packed at a time.
 BLOCK = 128
@@ -104,18 +104,14 @@ def find(recipe: Recipe) -> Any:
     Raises:
         UserError: if they are not there, cannot be read, or are too few to hold some out.
     """
+    check_there(recipe)
     data, path = recipe.data, Path(recipe.data).expanduser()
     if data == "ledger":
         return None
     if path.is_file():
         records: Any = _lines(path)
-    elif path.is_dir() or _is_hub_id(data):
-        records = _dataset(recipe, str(path) if path.is_dir() else data)
     else:
-        hint = nearest(data, ["ledger"]) if "/" not in data and "." not in data else ""
-        raise UserError(
-            f"data {data!r}: no such file or folder; {hint or 'a hub id reads owner/name'}"
-        )
+        records = _dataset(recipe, str(path) if path.is_dir() else data)
     if not recipe.stream and len(records) <= recipe.held_out:
         raise UserError(
             f"data {data}: {len(records)} documents, of which held_out takes {recipe.held_out}: "
@@ -138,10 +134,6 @@ def open_source(recipe: Recipe, records: Any, tokenizer: Any) -> Source:
     encode = encoder(tokenizer, columns, recipe.template, where)
     kind = Streamed if recipe.stream else Records
     return kind(records, encode, recipe.seed, recipe.held_out)
-
-
-def _is_hub_id(data: str) -> bool:
-    return data.count("/") == 1 and not data.startswith((".", "~", "/")) and ".json" not in data
 
 
 def _lines(path: Path) -> list[Record]:

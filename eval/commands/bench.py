@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--step", help="how decode steps run: auto (default), eager, fixed, graph, compiled")
     add("--requests", type=int, metavar="N", help="instead: N requests in a queue, finished rows "
         "replaced, against static batches")  # fmt: skip
-    add("--tail", default="50:2000", help="their shortest and longest number of new tokens")
+    add("--tail", help="their shortest and longest number of new tokens; default: 50:2000")
     add("--no-split", action="store_true", help="leave out where a step's time goes")
     add("--predict-only", action="store_true", help="memory by arithmetic; nothing is run")
     add("--out", default="results/bench", help="folder for bench.csv, bench.jsonl, run.json, plots")
@@ -119,6 +119,7 @@ def _serving(args: argparse.Namespace, policies: list[str]) -> tuple[Any, Callab
 
     if args.requests < 1 or "transformers" in policies:
         raise UserError("--requests: needs at least one, and policies of ours alone")
+    args.tail = args.tail or "50:2000"
     low, high = parse_tail(args.tail)
 
     def run_cell(model: Any, policy: str, budget: str, load: Any) -> Any:
@@ -155,6 +156,8 @@ def _check(args: argparse.Namespace, policies: list[str], budgets: list[str]) ->
     from kvpolicies.fixed import MODES
     from kvpolicies.registry import resolve
 
+    if args.tail is not None and args.requests is None:
+        raise UserError(f"--tail {args.tail}: needs --requests N, whose lengths it gives")
     if args.dtype not in _DTYPES:
         raise UserError(f"--dtype {args.dtype!r}: expected {', '.join(_DTYPES)}")
     models.check_device(args.device)

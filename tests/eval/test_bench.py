@@ -191,6 +191,7 @@ def test_a_queue_of_requests_is_served_both_ways_and_nothing_is_lost(
         (["--new", "2"], "too small"),
         (["--step", "fast"], "expected auto, "),
         (["--requests", "0"], "at least one"),
+        (["--tail", "4:9"], "needs --requests"),
         (["--requests", "4", "--policies", "transformers"], "of ours alone"),
         (["--requests", "4", "--policies", "full", "--tail", "9"], "expected shortest:longest"),
         (["--dtype", "float31"], "expected float32"),

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from kvpolicies.errors import UserError
 from kvpolicies.eval import provenance, report, run
 from kvpolicies.eval.results import NAME, read_rows
 from kvpolicies.eval.study import Study
+from kvpolicies.learned.policy import ASSETS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -140,10 +142,21 @@ def test_results_without_their_run_json_are_refused(tmp_path):
         run.run_study(Study(out=str(tmp_path)))
 
 
-def test_a_ratio_too_small_for_a_problem_is_refused_before_anything_is_written(tmp_path):
-    out = tmp_path / "out"
-    with pytest.raises(UserError, match="ledger-0"):
-        run.run_study(Study(budgets=("1%",), policies=("random",), length=80, out=str(out)))
+@pytest.mark.parametrize(
+    ("policy", "budget", "says"),
+    [
+        ("random", "1%", "ledger-0"),
+        ("kvpop", "40", "ledger-0.*the budget's window of 10 is too small"),
+        ("kvpop(scorer='BROKEN')", "69", "cannot read scorer.safetensors"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_written(tmp_path, policy, budget, says):
+    out, broken = tmp_path / "out", tmp_path / "broken"
+    shutil.copytree(ASSETS / "kvpop", broken)
+    (broken / "scorer.safetensors").write_bytes(b"half")
+    policies = (policy.replace("BROKEN", str(broken)),)
+    with pytest.raises(UserError, match=says):
+        run.run_study(Study(budgets=(budget,), policies=policies, length=80, out=str(out)))
     assert not out.exists()
 
 

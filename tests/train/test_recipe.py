@@ -31,6 +31,8 @@ from kvpolicies.train.recipe import Recipe, load_recipe, shipped
         ({"boundary": 0}, "nothing would be learned"),
         ({"kind": "dms", "at_entry": True}, "ablation of kvpop, not of dms"),
         ({"device": "gpu"}, "device 'gpu'"),
+        ({"power": 0.5}, "power must be at least 1"),
+        ({"columns": ["problem"]}, "data ledger makes its own problems"),
     ],
 )
 def test_bad_recipes_are_refused_in_one_line(given, hint, tmp_path, capsys):
