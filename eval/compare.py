@@ -5,14 +5,17 @@
     kvpolicies compare my_study.yaml --policies "beacon(n_beacon=8),random" --out results/mine
 
 A study is a YAML file (its keys are the options below) or one of the package's; options given on
-the command line win. The same command again continues a run that was stopped.
+the command line win. The same command again continues a run that was stopped, and at the same time
+joins one that runs: any number of processes, on any machines that see the folder, share the work.
+
+    torchrun --nproc-per-node 2 -m kvpolicies compare my_study.yaml
 """
 
 import argparse
 from collections.abc import Sequence
 
 from kvpolicies import config
-from kvpolicies.eval import lookahead, report
+from kvpolicies.eval import launch, lookahead, report
 from kvpolicies.eval.run import run_study
 from kvpolicies.eval.study import Study, load_study, shipped
 from kvpolicies.eval.summary import Summary
@@ -32,8 +35,11 @@ def run(args: argparse.Namespace) -> int:
     """Runs the study, writes the report, prints the table. Returns the exit status."""
     base = load_study(args.study) if args.study else None
     study = config.from_args(Study, args, base=base)
+    place = launch.here()
     folder = run_study(study)
     study = study.resolved()
+    if not place.leads:
+        return 0
     summaries = report.write_report(folder, study)
     print_table(study, summaries)
     print(f"\n{len(summaries)} cells. Report: {folder / report.NAME}")

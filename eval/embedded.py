@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -76,12 +76,19 @@ def assets(name: str = "ledger") -> Iterator[Path]:
         yield folder
 
 
-def load(dtype: torch.dtype = torch.float32) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerBase]:
-    """The model, on the CPU and in evaluation mode, and its tokenizer (one token a word)."""
+def load(
+    dtype: torch.dtype = torch.float32, **options: Any
+) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerBase]:
+    """The model, on the CPU and in evaluation mode, and its tokenizer (one token a word).
+
+    `options` go to the model's `from_pretrained`.
+    """
     from transformers import AutoTokenizer, Qwen3ForCausalLM
 
     with assets() as folder:
-        model = Qwen3ForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        model = Qwen3ForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, **options
+        )
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return model.eval(), tokenizer
 

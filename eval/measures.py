@@ -1,7 +1,7 @@
 """What a study measures: which fields of a result row become which column, and how.
 
-A measure is a ratio of two sums over samples, with a 95 % interval that resamples problems
-(`stats`). Everything that reads results (table, plot, words) goes through these rows of data.
+A measure is a ratio of two sums over samples, with a 95 % interval clustered by problem (`stats`).
+Everything that reads results (table, plot, words) goes through these rows of data.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,15 +50,44 @@ class Measure:
     def estimate(self, rows: Sequence[Row], seed: int) -> Interval:
         """The measure of one cell."""
         above, below = _columns(self.sums(rows).values())
-        return (stats.proportion if self.binary else stats.share)(above, below, seed)
+        return stats.proportion(above, below) if self.binary else stats.share(above, below, seed)
 
-    def difference(self, rows: Sequence[Row], others: Sequence[Row], seed: int) -> Interval:
-        """This cell minus another, paired by problem; problems that both have count."""
-        mine, theirs = self.sums(rows), self.sums(others)
-        common = [problem for problem in mine if problem in theirs]
-        above, below = _columns(mine[problem] for problem in common)
-        reference, _ = _columns(theirs[problem] for problem in common)
-        return stats.paired_difference(above, reference, below, seed)
+    def pass_at(self, rows: Sequence[Row]) -> dict[int, Interval]:
+        """pass@k of one cell, k = 2, 4, 8, ... and the number of samples; of binary measures only.
+
+        Where problems differ in their number of samples (a study that is not finished), up to the
+        least.
+        """
+        if not self.binary or not rows:
+            return {}
+        right, made = _columns(self.sums(rows).values())
+        most = int(min(made))
+        powers = {1 << i for i in range(1, most.bit_length())}
+        return {k: stats.pass_at(k, right, made) for k in sorted(powers | {most}) if k > 1}
+
+    def difference(self, rows: Sequence[Row], others: Sequence[Row]) -> Interval:
+        """This cell minus another, paired by problem; samples that both have count."""
+        return stats.paired_difference(*self.paired(rows, others))
+
+    def paired(
+        self, rows: Sequence[Row], others: Sequence[Row]
+    ) -> tuple[list[float], list[float], list[float]]:
+        """([P] of this cell, [P] of the other, [P] denominators) over samples that both have."""
+        there = {_sample(row): row for row in others}
+        common = [row for row in rows if _sample(row) in there]
+        mine, theirs = self.sums(common), self.sums([there[_sample(row)] for row in common])
+        above, below = _columns(mine.values())
+        reference, _ = _columns(theirs[problem] for problem in mine)
+        return above, reference, below
+
+    def sample_gaps(self, rows: Sequence[Row], others: Sequence[Row]) -> list[list[float]]:
+        """[P] lists: row[key] of this cell minus the other's, for each sample that both have."""
+        there = {_sample(row): row for row in others}
+        found: dict[str, list[float]] = {}
+        for row in rows:
+            if other := there.get(_sample(row)):
+                found.setdefault(row["problem"], []).append(row[self.key] - other[self.key])
+        return list(found.values())
 
     def show(self, interval: Interval, *, signed: bool = False) -> str:
         """`58 (43 to 71)`: percentages without their sign, other figures with three digits."""
@@ -89,6 +118,10 @@ KL = Measure(
     name="divergence from full (nats a token)",
 )
 NLL = Measure("nll", "NLL", weight="length", percent=False, higher_is_better=False)
+
+
+def _sample(row: Row) -> tuple[str, int]:
+    return row["problem"], row["sample"]
 
 
 def _columns(pairs: Any) -> tuple[list[float], list[float]]:

@@ -43,15 +43,21 @@ def check_device(device: str) -> None:
         raise UserError(f"device {device!r}: expected auto, cpu, cuda, cuda:N or mps")
 
 
-def load(name: str, dtype: str = "float32", device: str = "auto") -> tuple[Any, Any]:
+def load(
+    name: str, dtype: str = "float32", device: str = "auto", spread: int = 1
+) -> tuple[Any, Any]:
     """(model in eval mode on its device, tokenizer) of the model called `name`.
 
+    Args:
+        spread: processes of a process group that the weights are spread over (tensor parallel).
+
     Raises:
-        UserError: a file, folder, package or hub id that is not there, in one line.
+        UserError: a file, folder, package or hub id that is not there, in one line; a model that
+            cannot be spread.
     """
     import torch
 
-    from kvpolicies.adapter import hide_loading_bar
+    from kvpolicies.adapter import hide_loading_bar, spread_over
 
     check_name(name)
     check_device(device)
@@ -59,8 +65,10 @@ def load(name: str, dtype: str = "float32", device: str = "auto") -> tuple[Any, 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        model, tokenizer = _load(name, getattr(torch, dtype))
-        return model.to(device).eval(), tokenizer
+        model, tokenizer = _load(
+            name, getattr(torch, dtype), spread_over(spread) if spread > 1 else {}
+        )
+        return (model if spread > 1 else model.to(device)).eval(), tokenizer
     except (OSError, ImportError, ValueError, RuntimeError, AssertionError) as error:
         if isinstance(error, UserError):
             raise
@@ -112,17 +120,16 @@ def stop_tokens(model: Any, tokenizer: Any) -> list[int]:
     return sorted(token for token in found if token is not None)
 
 
-def _load(name: str, dtype: Any) -> tuple[Any, Any]:
+def _load(name: str, dtype: Any, spread: dict[str, Any]) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if name == "embedded":
         from kvpolicies.eval import embedded
 
-        model, tokenizer = embedded.load()
-        return model.to(dtype), tokenizer
+        return embedded.load(dtype, **spread)
     where, options = _files(name)
     tokenizer = AutoTokenizer.from_pretrained(where, **options)
-    return AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options), tokenizer
+    return AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options, **spread), tokenizer
 
 
 def _files(name: str) -> tuple[str, dict[str, str]]:

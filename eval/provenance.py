@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval.results import NAME as RESULTS
+from kvpolicies.eval import claims
+from kvpolicies.eval.claims import Claims
+from kvpolicies.eval.results import shards
 from kvpolicies.eval.tasks import Problem, fingerprint
 
 NAME = "run.json"
@@ -43,8 +45,10 @@ def check_folder(study: Asked, problems: Sequence[Problem]) -> None:
     out = Path(study.out)
     _check_makeable(out)
     if not (out / NAME).exists():
-        if (out / RESULTS).exists():
-            raise UserError(f"--out {out}: holds {RESULTS} without {NAME}; choose another folder")
+        if there := shards(out):
+            raise UserError(
+                f"--out {out}: holds {there[0].name} without {NAME}; choose another folder"
+            )
         return
     try:
         known = json.loads((out / NAME).read_text())
@@ -78,10 +82,21 @@ def open_folder(study: Asked, problems: Sequence[Problem], model_info: dict[str,
     """Makes the folder and writes or extends run.json, in one step; returns the folder.
 
     Raises:
-        UserError: the folder's results are those of other weights; nothing is touched.
+        UserError: the folder holds another study, or results of other weights; nothing of it is
+            touched.
     """
     out = Path(study.out)
-    path = out / NAME
+    make_folder(out)
+    with Claims(out) as held:  # of several processes that start at once, one writes
+        held.wait(claims.FOLDER)
+        check_folder(study, problems)
+        _record(out / NAME, study, problems, model_info)
+    return out
+
+
+def _record(
+    path: Path, study: Asked, problems: Sequence[Problem], model_info: dict[str, Any]
+) -> None:
     here = environment()
     record: dict[str, Any] = {
         "study": study.identity(),
@@ -93,14 +108,14 @@ def open_folder(study: Asked, problems: Sequence[Problem], model_info: dict[str,
     if path.exists():
         record = json.loads(path.read_text())
         if record.get("model") != model_info or "environments" not in record:
-            raise UserError(f"--out {out}: its results are those of other weights of {study.model}")
-    make_folder(out)
+            raise UserError(
+                f"--out {path.parent}: its results are those of other weights of {study.model}"
+            )
     if here not in record["environments"]:
         record["environments"].append(here)
         half = path.with_suffix(".json.part")
         half.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
         os.replace(half, path)
-    return out
 
 
 def make_folder(out: Path) -> None:
@@ -141,7 +156,8 @@ def describe_model(model: Any) -> dict[str, Any]:
     config = model.config
     digest = hashlib.sha256()
     for name, weight in model.named_parameters():
-        some = weight.detach().flatten()[:: max(1, weight.numel() // 256)]
+        whole = getattr(weight, "full_tensor", lambda w=weight: w)()  # spread over processes
+        some = whole.detach().flatten()[:: max(1, weight.numel() // 256)]
         digest.update(name.encode() + some.float().cpu().numpy().tobytes())
     keys = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
     return {

@@ -1,7 +1,7 @@
 """report.html: one self-contained page made from results.jsonl and run.json alone.
 
 Nothing is loaded from anywhere: style and plots are inside the file. The same numbers feed
-summary.csv, the page, and the table on the terminal (`table`).
+summary.csv, pairs.csv, the page, and the table on the terminal (`table`).
 """
 
 import base64
@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvpolicies.eval import lookahead, plots, provenance, summary, words
-from kvpolicies.eval.results import NAME as RESULTS
-from kvpolicies.eval.results import read_rows
+from kvpolicies.eval import analysis, lookahead, plots, provenance, words
+from kvpolicies.eval.results import read_folder
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import Summary
 
@@ -21,16 +20,20 @@ _TEMPLATE = Path(__file__).parent / "report.html.j2"
 
 
 def write_report(folder: Path, study: Study) -> list[Summary]:
-    """Writes summary.csv, the plots and report.html from the folder's rows; returns the cells."""
-    rows = read_rows(folder / RESULTS)
-    summaries = summary.summarise(study, rows)
-    summary.write_csv(folder / summary.NAME, study, summaries)
+    """Writes the analysis' files, the plots and report.html from the folder's rows.
+
+    Returns the cells.
+    """
+    rows = read_folder(folder)
+    found = analysis.analyse(study, rows)
+    summaries = found.cells
+    analysis.write(folder, study, found)
     pictures = plots.write_plots(folder, study, summaries)
     headings, lines = table(study, summaries)
     page = _render(
         title=f"{study.task}: {study.model}",
         task=study.entry.summary,
-        sentences=words.sentences(study, summaries, rows),
+        sentences=[*words.sentences(study, summaries, rows), *words.compared(study, found)],
         headings=headings,
         lines=lines,
         plots=[

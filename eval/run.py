@@ -3,24 +3,24 @@
 Problems are cut into fixed units; within a unit `full` goes first and then every cell (policy at
 budget), so that a run that stops early has compared all of them on the same problems. A unit whose
 rows are not all there is computed again as it was the first time, and only missing rows are
-appended: results are a function of the study, timings apart.
+appended: results are a function of the study, timings apart. Any number of processes can share one
+folder (sharing.py).
 """
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from tqdm import tqdm
 
 from kvpolicies.adapter import inspect_model
 from kvpolicies.admission import in_force
 from kvpolicies.budget import Budget
 from kvpolicies.decoding import Generation, generate
 from kvpolicies.errors import UserError
-from kvpolicies.eval import lookahead, models, prompts, provenance
+from kvpolicies.eval import launch, lookahead, models, prompts, provenance, sharing
+from kvpolicies.eval.bars import Bars
 from kvpolicies.eval.fidelity import Scorer, split_units
+from kvpolicies.eval.launch import Group, Place
 from kvpolicies.eval.prompts import Request
 from kvpolicies.eval.results import Key, Results
 from kvpolicies.eval.study import Study
@@ -44,11 +44,17 @@ class Session:
     """What the units of a run share."""
 
     study: Study
+    group: Group
     model: Any
     tokenizer: Any
     stops: list[int]
     results: Results
-    on_row: Callable[[int], None]
+    bars: Bars
+
+    @property
+    def parts(self) -> int:
+        """Processes that hold a part of every cache, as large as this one's."""
+        return inspect_model(self.model).parts
 
 
 def run_study(study: Study) -> Path:
@@ -59,25 +65,44 @@ def run_study(study: Study) -> Path:
             it can be known by then; a folder that holds another study.
     """
     study = study.resolved()
+    place = launch.here()
+    group = launch.Group(study.tensor_parallel, place)
     problems = study.entry.load(study)
     models.check_name(study.model)
     models.check_device(study.device)
     provenance.check_folder(study, problems)
-    model, tokenizer = models.load(study.model, study.dtype, study.device)
+    device = launch.device(study.device, place)
+    model, tokenizer = models.load(study.model, study.dtype, device, group.size)
     for name in study.policies:
         inspect_model(model, policy := resolve(name))
         policy.check_model(model)
     requests = prompts.encode(study, problems, tokenizer)
     check_budgets(study, requests)
-    folder = provenance.open_folder(study, problems, provenance.describe_model(model))
+    described = provenance.describe_model(model)
+    if group.leads:
+        provenance.open_folder(study, problems, described)
+    group.agree(None)  # the folder is there
     units = _units(study, requests, model)
+    _run_units(study, group, place, (model, tokenizer), units)
+    group.close()
+    return Path(study.out)
+
+
+def _run_units(
+    study: Study, group: Group, place: Place, made: tuple[Any, Any], units: list[list[Request]]
+) -> None:
     grid = cells(study)
-    with Results(folder) as results, _Bars(grid, units, len(results.rows)) as bars:
-        stops = models.stop_tokens(model, tokenizer)
-        session = Session(study, model, tokenizer, stops, results, bars.rows)
-        for unit in units:
-            _run_unit(session, grid, unit, bars)
-    return folder
+    keys = [[Key(*c, r.problem.id, r.sample) for c in grid for r in unit] for unit in units]
+    bars = Bars(len(units), len(grid), sum(map(len, keys)), shown=place.leads)
+    with Results(Path(study.out), writes=group.leads) as results, bars:
+        bars.rows(len(results.rows))
+        session = Session(study, group, *made, models.stop_tokens(*made), results, bars)
+        for index in group.follow(sharing.turns(results, keys, bars)):
+            if not group.leads:
+                results.refresh()
+            _run_unit(session, grid, units[index])
+        if group.leads:
+            results.merge()
 
 
 def cells(study: Study) -> list[Cell]:
@@ -111,11 +136,11 @@ def _units(study: Study, requests: Sequence[Request], model: Any) -> list[list[R
     return [[requests[index] for index in block] for block in blocks]
 
 
-def _run_unit(session: Session, grid: list[Cell], unit: list[Request], bars: "_Bars") -> None:
-    wanted = [cell for cell in grid if _missing(session, cell, unit)]
+def _run_unit(session: Session, grid: list[Cell], unit: list[Request]) -> None:
+    wanted = session.group.agree([cell for cell in grid if _missing(session, cell, unit)])
     full_scorer: Scorer | None = None
     for cell in grid:
-        bars.cell(cell)
+        session.bars.cell(*cell)
         if not session.study.entry.forced:
             if cell in wanted:
                 _generate_cell(session, cell, unit)
@@ -123,7 +148,7 @@ def _run_unit(session: Session, grid: list[Cell], unit: list[Request], bars: "_B
             full_scorer = _score_cell(session, cell, unit, None)
         elif cell in wanted:
             _score_cell(session, cell, unit, full_scorer)
-        bars.done()
+        session.bars.cell_done()
 
 
 def _missing(session: Session, cell: Cell, unit: list[Request]) -> bool:
@@ -205,8 +230,8 @@ def _add(
         "slots": made.budget_total,
         "asked": made.asked_slots,
         "max_slots": made.max_slots,
-        "cache_bytes": made.cache_bytes,
-        "state_bytes": made.state_bytes,
+        "cache_bytes": made.cache_bytes * session.parts,
+        "state_bytes": made.state_bytes * session.parts,
         "seconds": round(made.seconds, 6),
         "tokens": tokens,
         "text": text,
@@ -214,32 +239,4 @@ def _add(
     if told := lookahead.mode(cell.policy, session.study.entry.forced):
         row["mode"] = told
     if session.results.add(row):
-        session.on_row(1)
-
-
-class _Bars:
-    """Two progress bars on stderr: cells, and samples within all of them."""
-
-    def __init__(self, grid: list[Cell], units: list[list[Request]], there: int) -> None:
-        often = 0.2 if sys.stderr.isatty() else 20.0  # a log file gets a line now and then
-        rows = len(grid) * sum(len(unit) for unit in units)
-        self._cells = tqdm(total=len(grid) * len(units), desc="cells", mininterval=often)
-        self._samples = tqdm(
-            total=rows, initial=there, desc="samples", mininterval=often, position=1, leave=False
-        )
-
-    def __enter__(self) -> "_Bars":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._samples.close()
-        self._cells.close()
-
-    def rows(self, count: int) -> None:
-        self._samples.update(count)
-
-    def cell(self, cell: Cell) -> None:
-        self._cells.set_postfix_str(f"{cell.policy} @ {cell.budget}", refresh=False)
-
-    def done(self) -> None:
-        self._cells.update()
+        session.bars.rows(1)

@@ -44,6 +44,9 @@ class Study:
     seed: int = option(0, "of sampling, of the random policy and of the bootstrap")
     dtype: str = option("float32", f"of weights and cache: {', '.join(_DTYPES)}")
     device: str = option("auto", "auto, cpu, cuda")
+    tensor_parallel: int = option(
+        1, "processes that one model is spread over: torchrun --nproc-per-node N"
+    )
     charge_state: bool = option(
         False, "policies give up the slots that their own state is worth in bytes"
     )
@@ -53,7 +56,7 @@ class Study:
         _ = self.entry  # an unknown task, or a fault in its file, is found now
         if self.dtype not in _DTYPES:
             raise UserError(f"dtype {self.dtype!r}: {nearest(self.dtype, list(_DTYPES))}")
-        for name in ("problems", "samples", "max_new_tokens", "batch_size"):
+        for name in ("problems", "samples", "max_new_tokens", "batch_size", "tensor_parallel"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"study: {name} must be at least 1, got {value}")
@@ -112,8 +115,9 @@ class Study:
         )
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for a run to continue another: all but where results go."""
-        values = {key: value for key, value in asdict(self).items() if key != "out"}
+        """What must be equal for a run to continue another: all but how and where it runs."""
+        how = ("out", "tensor_parallel")
+        values = {key: value for key, value in asdict(self).items() if key not in how}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 

@@ -1,6 +1,7 @@
 """From result rows to one summary a cell (policy at budget), and to summary.csv."""
 
 import csv
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from kvpolicies.eval.study import Study
 
 NAME = "summary.csv"
 FULL = "full"
+
+Cells = dict[tuple[str, str], list[Row]]
+"""Rows by (policy, budget)."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,9 @@ class Summary:
     """By measure."""
     differences: dict[str, Interval]
     """To full, paired by problem; by measure, for those that are compared so."""
+    pass_at: dict[int, Interval]
+    """pass@k by k (2, 4, 8, ... and the number of samples) of a task that is right or wrong; empty
+    with one sample a problem, whose pass@1 is the measure itself."""
     slots: float
     """Budget in slots, mean over the rows (a ratio differs from row to row)."""
     max_slots: int
@@ -58,16 +65,25 @@ class Summary:
 
 def summarise(study: Study, rows: Sequence[Row]) -> list[Summary]:
     """One summary a cell, `full` first, then by policy and budget in the study's order."""
-    cells: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        cells.setdefault((row["policy"], row["budget"]), []).append(row)
+    cells = by_cell(rows)
     full = cells.get((FULL, FULL), [])
     order = [(FULL, FULL)] + [(p, b) for p in study.policies for b in study.budgets]
     return [_one(study, cells[key], full) for key in order if key in cells]
 
 
+def by_cell(rows: Sequence[Row]) -> Cells:
+    """The rows of each cell, in the order of problem and sample, whoever computed them when."""
+    cells: Cells = {}
+    for row in sorted(rows, key=lambda row: (row["problem"], row["sample"])):
+        cells.setdefault((row["policy"], row["budget"]), []).append(row)
+    return cells
+
+
 def write_csv(path: Path, study: Study, summaries: Sequence[Summary]) -> None:
-    """One line a cell; every measure with the ends of its interval, then its difference to full."""
+    """One line a cell; every measure with the ends of its interval, its difference to full, pass@k.
+
+    An entry that a cell lacks, such as pass@8 of a study with 4 samples, has no column.
+    """
     names = ("", "_low", "_high")
     measures = study.entry.measures
     header = ["policy", "budget", "problems", "samples"]
@@ -76,6 +92,8 @@ def write_csv(path: Path, study: Study, summaries: Sequence[Summary]) -> None:
     for measure in measures:
         if measure.against_full:
             header += [f"{measure.key}_minus_full{end}" for end in names]
+    passes = sorted({k for cell in summaries for k in cell.pass_at})
+    header += [f"pass_at_{k}{end}" for k in passes for end in names]
     plain = ("slots", "max_slots", "over_budget", "cache_bytes", "state_bytes", "mean_length",
              "truncated", "looping", "lookahead", "tokens_per_second")  # fmt: skip
     with path.open("w", newline="") as file:
@@ -83,8 +101,10 @@ def write_csv(path: Path, study: Study, summaries: Sequence[Summary]) -> None:
         writer.writerow([*header, *plain])
         for cell in summaries:
             line: list[object] = [cell.policy, cell.budget, cell.problems, cell.samples]
-            for part in (cell.values, cell.differences):
-                line += [f"{end:.6g}" for interval in part.values() for end in interval]
+            nothing = Interval(math.nan, math.nan, math.nan)
+            shown = [*cell.values.values(), *cell.differences.values()]
+            shown += [cell.pass_at.get(k, nothing) for k in passes]
+            line += [f"{end:.6g}" for interval in shown for end in interval]
             writer.writerow(line + [f"{getattr(cell, name):.6g}" for name in plain])
 
 
@@ -100,8 +120,9 @@ def _one(study: Study, rows: Sequence[Row], full: Sequence[Row]) -> Summary:
         samples=count,
         values={item.key: item.estimate(rows, seed) for item in measures},
         differences={
-            item.key: item.difference(rows, full, seed) for item in measures if item.against_full
+            item.key: item.difference(rows, full) for item in measures if item.against_full
         },
+        pass_at=measures[0].pass_at(rows),
         slots=sum(row["slots"] for row in rows) / count,
         max_slots=max(row["max_slots"] for row in rows),
         over_budget=sum(row["max_slots"] > row["slots"] for row in rows),

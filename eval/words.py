@@ -7,6 +7,8 @@ difference between cells that saw the same problems.
 
 from collections.abc import Sequence
 
+from kvpolicies.eval import power
+from kvpolicies.eval.analysis import Analysis
 from kvpolicies.eval.measures import Measure, Row
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import Summary
@@ -104,7 +106,7 @@ def _to_others(
     mine = _rows_of(rows, best)
     behind, close, overlapping = [], [], []
     for cell in rest:
-        gap = measure.difference(mine, _rows_of(rows, cell), study.seed)
+        gap = measure.difference(mine, _rows_of(rows, cell))
         (behind if gap.excludes_zero else close).append(cell.policy)
         if best.values[measure.key].overlaps(cell.values[measure.key]):
             overlapping.append(cell.policy)
@@ -138,10 +140,23 @@ def _caveats(study: Study, summaries: Sequence[Summary]) -> list[str]:
     few = f" With {problems} problems they are wide." if problems < FEW else ""
     said.append(
         "Intervals are 95 % intervals of one comparison each, over problems, and are not "
-        f"corrected for the number of comparisons.{few} They hold for problems like these and "
-        "this model, and say nothing about other models or tasks."
+        f"corrected for the number of comparisons (pairs.csv has p-values that are).{few} They "
+        "hold for problems like these and this model, and say nothing about other models or tasks."
     )
     return said
+
+
+def compared(study: Study, found: Analysis) -> list[str]:
+    """All comparisons after their correction, and how small a difference could have been told."""
+    if not found.pairs:
+        return []
+    apart = sum(pair.told_apart for pair in found.pairs)
+    said = [
+        f"pairs.csv holds all {len(found.pairs)} comparisons at equal budgets: paired sign-flip "
+        f"tests over problems, Holm's correction for their number. {apart} of them are told apart "
+        "at 5 %."
+    ]
+    return said + ([power.sentence(found.power)] if study.entry.measures[0].binary else [])
 
 
 def _cut_off(summaries: Sequence[Summary]) -> list[Summary]:

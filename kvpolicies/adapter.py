@@ -83,7 +83,7 @@ def attach(model: Any, cache: FixedBudgetCache) -> Iterator[FixedBudgetCache]:
             softmax = _softmax(module, h, cache.shape.spans[module.layer_idx], kw)
             slots = cache.slot_layers[module.layer_idx]
             return cache.fixed.attend(slots, query, key, value, softmax).flatten(1, 2)
-        cache.take_over(module.layer_idx)
+        cache.take_over(module.layer_idx, h)
         if not cache.slot_layers:
             cache.allocate(query.shape[0], key.dtype, key.device)
         if module.layer_idx == 0:
@@ -285,6 +285,13 @@ def watched_dense(
             yield
     finally:
         _served.update({m: f for m, f in attached.items() if f is not None})
+
+
+def spread_over(size: int) -> dict[str, Any]:
+    """What `from_pretrained` takes for tensor parallelism by the model's own plan."""
+    from transformers.distributed import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(tp_size=size, tp_plan="auto")}
 
 
 def hide_loading_bar() -> None:

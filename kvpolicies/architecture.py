@@ -26,6 +26,10 @@ class Shape:
     head_dim: int
     spans: tuple[int | None, ...]
     """Per layer: tokens that a query looks back, itself included; None = all."""
+    first_head: int = 0
+    """Number of the first KV head of this process, where tensor parallelism spreads them."""
+    parts: int = 1
+    """Processes that the KV heads are spread over; `heads` are those of this one."""
 
 
 def inspect_model(model: Any, policy: Policy | None = None) -> Shape:
@@ -42,6 +46,14 @@ def inspect_model(model: Any, policy: Policy | None = None) -> Shape:
         reason = f"{len(modules)} attention layers for {config.num_hidden_layers} decoder layers"
     heads = getattr(config, "num_attention_heads", 0)
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    parts = _parts(model)
+    if not reason and kv_heads % parts:
+        reason = f"{kv_heads} KV heads cannot be spread evenly over {parts} processes"
+    if not reason and parts > 1 and policy is not None and policy.mixes_heads:
+        reason = (
+            f"policy {policy} scores a layer's KV heads together, and tensor parallelism spreads "
+            f"them over {parts} processes; run it in one, or share the problems out instead"
+        )
     if not reason and heads % kv_heads:
         reason = f"{heads} query heads cannot share {kv_heads} KV heads evenly"
     spans = () if reason else _spans(config)
@@ -50,7 +62,20 @@ def inspect_model(model: Any, policy: Policy | None = None) -> Shape:
     if reason:
         raise UserError(f"model {name} ({config.model_type}) is not supported: {reason}")
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return Shape(config.num_hidden_layers, kv_heads, heads // kv_heads, head_dim, spans)
+    own = kv_heads // parts
+    first = own * (torch.distributed.get_rank() % parts) if parts > 1 else 0
+    return Shape(config.num_hidden_layers, own, heads // kv_heads, head_dim, spans, first, parts)
+
+
+def _parts(model: Any) -> int:
+    """Processes that transformers' tensor parallelism spreads the model's KV heads over.
+
+    1 where its plan leaves the heads together: what it splits, it gathers before attention.
+    """
+    size = getattr(model, "tp_size", None) or 1
+    plan = (getattr(model, "tp_plan", None) or {}) if size > 1 else {}
+    split = any(k.endswith(".k_proj") and v == "colwise" for k, v in plan.items())
+    return size if split else 1
 
 
 def attention_modules(model: Any) -> list[nn.Module]:

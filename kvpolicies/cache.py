@@ -131,12 +131,18 @@ class FixedBudgetCache(Cache):
         for layer in self._passing:
             layer.attached, layer.handed_over = attached, False
 
-    def take_over(self, layer: int) -> None:
+    def take_over(self, layer: int, heads: int) -> None:
         """Called when a layer attends: its new keys must have come through `update`, just now.
 
         Raises:
-            UserError: if they did not, for then the model holds another cache, or none.
+            UserError: if they did not, for then the model holds another cache, or none; if they
+                are of other KV heads than the cache's, as an unknown way of spreading them makes.
         """
+        if heads != self.shape.heads:
+            raise UserError(
+                f"layer {layer} has {heads} KV heads in this process, the cache "
+                f"{self.shape.heads}: the model's tensor-parallel plan is not supported"
+            )
         if not self._passing[layer].handed_over:
             raise UserError(
                 "the model was called without the attached cache, or with another one: hand it to "
@@ -148,8 +154,9 @@ class FixedBudgetCache(Cache):
         """Allocates all layers for `rows` sequences and starts every row."""
         s = self.shape
         geometry = Geometry(
-            rows, s.heads, s.groups, self.slots, s.head_dim, dtype, device, self.max_length
-        )
+            rows, s.heads, s.groups, self.slots, s.head_dim, dtype, device, self.max_length,
+            s.first_head,
+        )  # fmt: skip
         self.slot_layers, self.stores = [], []
         store_of: dict[int | None, SlotStore] = {}
         for i, (rope, span) in enumerate(zip(self.ropes, s.spans, strict=True)):

@@ -40,6 +40,8 @@ class Geometry:
     device: torch.device
     length: int = 0
     """Tokens of the longest sequence, 0 = not known beforehand."""
+    first_head: int = 0
+    """Number of the first KV head that lies here, of those that tensor parallelism spreads."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ class Policy:
     needs_input: ClassVar[bool] = False
     needs_future: ClassVar[bool] = False
     """Looks ahead in a recorded run of the same tokens: can be evaluated, never deployed."""
+    mixes_heads: ClassVar[bool] = False
+    """Scores of a KV head depend on a layer's other heads: all must lie in one process."""
     needs_rope: ClassVar[bool] = False
     """Uses `view.rope`: the adapter must know the model's rotation."""
     rerotates: ClassVar[bool] = False

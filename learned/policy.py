@@ -32,6 +32,7 @@ class Learned(Policy):
     """
 
     slot_tensors = MappingProxyType({"score": torch.float32})
+    mixes_heads = True
     precision: ClassVar[torch.dtype] = torch.float32
     """Of the scorer's weights and of what it reads (float32 where a device has no other)."""
     scorer: str = ""

@@ -100,7 +100,7 @@ def read_rows(path: Path) -> list[Row]:
         UserError: a line that is no row of one, by its number.
     """
     rows = []
-    for number, line in enumerate(whole_lines(path) if path.exists() else [], 1):
+    for number, line in enumerate(whole_lines(path.read_bytes() if path.exists() else b""), 1):
         try:
             row = json.loads(line)
             if not {"id", "cells", "layers", "received"} <= row.keys():

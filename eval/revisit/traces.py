@@ -13,7 +13,7 @@ from kvpolicies.config import from_mapping
 from kvpolicies.errors import UserError
 from kvpolicies.eval import prompts, provenance
 from kvpolicies.eval.results import NAME as RESULTS
-from kvpolicies.eval.results import Key, read_rows
+from kvpolicies.eval.results import Key, read_folder, shards
 from kvpolicies.eval.revisit.config import Revisit
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import FULL
@@ -124,12 +124,12 @@ def _generations(folder: Path) -> Source:
     problems = {problem.id: problem for problem in study.entry.load(study)}
     if fingerprint(list(problems.values())) != before:
         raise UserError(f"traces {folder}: {study.data} has changed since the study was run")
-    if not (folder / RESULTS).is_file():
+    if not shards(folder):
         raise UserError(f"traces {folder}: holds no {RESULTS}")
+    order = {name: place for place, name in enumerate(problems)}
+    rows = [row for row in read_folder(folder) if row["policy"] == FULL and row.get("tokens")]
     found, generated = [], {}
-    for row in read_rows(folder / RESULTS):
-        if row["policy"] != FULL or not row.get("tokens"):
-            continue
+    for row in sorted(rows, key=lambda row: (order.get(row["problem"], -1), row["sample"])):
         key = Key.of(row)
         name = key.problem if study.samples == 1 else f"{key.problem}#{key.sample}"
         if key.problem not in problems:

@@ -112,7 +112,7 @@ def gaps(bench: Bench, cell: Cell, other: Cell) -> np.ndarray:
 
 def _candidate(evidence: Evidence, cell: Cell, budget: str, held: memory.Memory) -> Candidate:
     seed, full = evidence.study.seed, Cell(FULL, FULL)
-    figures = {bench.label: _figures(bench, cell, seed) for bench in evidence.benches}
+    figures = {bench.label: _figures(bench, cell) for bench in evidence.benches}
     accuracies = [bench.cells[cell].by_problem for bench in evidence.benches]
     losses = [gaps(bench, cell, full) for bench in evidence.benches]
     mean = next(iter(figures.values()))
@@ -124,12 +124,12 @@ def _candidate(evidence: Evidence, cell: Cell, budget: str, held: memory.Memory)
     return Candidate(cell, budget, held, figures, mean, tokens / seconds if seconds > 0 else 0.0)
 
 
-def _figures(bench: Bench, cell: Cell, seed: int) -> Figures:
+def _figures(bench: Bench, cell: Cell) -> Figures:
     mine, full = (bench.cells[c].correct.sum(axis=1) for c in (cell, Cell(FULL, FULL)))
     samples = np.full(len(mine), bench.samples)
     return Figures(
-        accuracy=stats.proportion(mine.tolist(), samples.tolist(), seed),
-        loss=stats.paired_difference(mine.tolist(), full.tolist(), samples.tolist(), seed),
+        accuracy=stats.proportion(mine.tolist(), samples.tolist()),
+        loss=stats.paired_difference(mine.tolist(), full.tolist(), samples.tolist()),
     )
 
 

@@ -15,10 +15,8 @@ import numpy as np
 
 from kvpolicies.config import from_mapping
 from kvpolicies.errors import UserError
-from kvpolicies.eval import lookahead, provenance
+from kvpolicies.eval import lookahead, provenance, results
 from kvpolicies.eval.measures import Row
-from kvpolicies.eval.results import NAME as RESULTS
-from kvpolicies.eval.results import read_rows
 from kvpolicies.eval.run import Cell, cells
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import FULL
@@ -223,13 +221,13 @@ def _check_same_bench(source: Source, other: Source) -> None:
 
 
 def _bench(source: Source) -> Bench:
-    path = Path(source.folder, RESULTS)
-    if not path.is_file():
-        raise UserError(f"{source.folder}: the study is unfinished: no {RESULTS}; run it again")
+    folder = Path(source.folder)
+    if not results.shards(folder):
+        raise UserError(f"{folder}: the study is unfinished: no {results.NAME}; run it again")
     try:
-        rows = read_rows(path)
+        rows = results.read_folder(folder)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from None
+        raise UserError(f"{error.filename}: {error.strerror or error}") from None
     problems = tuple(dict.fromkeys(str(row["problem"]) for row in rows))
     grid = cells(source.study)
     kept: dict[Cell, dict[tuple[str, int], Row]] = {cell: {} for cell in grid}
@@ -238,7 +236,7 @@ def _bench(source: Source) -> Bench:
             kept[cell][row["problem"], row["sample"]] = row
     _check_finished(source, problems, kept)
     study = source.study
-    measured = {cell: _measured(path, kept[cell], problems, study.samples) for cell in grid}
+    measured = {cell: _measured(folder, kept[cell], problems, study.samples) for cell in grid}
     longest = max(int(cell.lengths.max()) for cell in measured.values())
     limit = study.max_new_tokens or longest
     return Bench(study.task, problems, study.samples, limit, measured)
@@ -272,7 +270,7 @@ def _some(items: Sequence[str], most: int, separator: str = ", ") -> str:
 
 
 def _measured(
-    path: Path, rows: dict[tuple[str, int], Row], problems: tuple[str, ...], samples: int
+    folder: Path, rows: dict[tuple[str, int], Row], problems: tuple[str, ...], samples: int
 ) -> Measured:
     order = [rows[problem, sample] for problem in problems for sample in range(samples)]
 
@@ -289,9 +287,9 @@ def _measured(
             seconds=float(column("seconds", float).sum()),
         )
     except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{path}: a row without numbers for {GRADE}, length, slots") from None
+        raise UserError(f"{folder}: a row without numbers for {GRADE}, length, slots") from None
     if not ((measured.correct >= 0) & (measured.correct <= 1)).all():
-        raise UserError(f"{path}: {GRADE} must lie between 0 and 1")
+        raise UserError(f"{folder}: {GRADE} must lie between 0 and 1")
     return measured
 
 

@@ -29,7 +29,8 @@ class Random(Policy):
         """
         rows, heads = on_device(view.seeds, view.keys.device), view.positions.shape[1]
         x = _mix(rows + 1_000_003 * self.seed)[:, None]
-        x = _mix(x + 65_537 * view.layer + torch.arange(heads, device=x.device))
+        head = view.geometry.first_head + torch.arange(heads, device=x.device)
+        x = _mix(x + 65_537 * view.layer + head)
         x = _mix(x[:, :, None] + step.positions[:, None])  # [B, H, n]
         slots = view.newest_slots(step.positions.shape[1])[:, None].expand(x.shape)
         view.slot_state["drawn"].scatter_(2, slots, (x & 0xFFFFFF).float() / (1 << 24))

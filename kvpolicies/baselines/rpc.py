@@ -20,6 +20,7 @@ class RPC(NewestQueries):
 
     name = "rpc"
     source = "RPC, arXiv 2505.13866 (fixed budget)"
+    mixes_heads = True
     observe_window: int = 32
     kernel: int = 7
     faithful: bool = False

@@ -204,3 +204,17 @@ def test_a_folder_that_cannot_be_made_is_refused_in_one_line(tmp_path, out):
     with pytest.raises(UserError, match="cannot be made") as error:
         make_folder(tmp_path / out)
     assert "\n" not in str(error.value)
+
+
+def test_all_policies_draw_the_same_random_numbers(tmp_path):
+    """Where nothing needs to go, every policy samples full's own text; no other sample's."""
+    study = Study(
+        policies=("random", "streaming"), budgets=("100%",), problems=1, samples=2, length=50,
+        temperature=2.0, top_p=0.95, out=str(tmp_path),
+    )  # fmt: skip
+    rows = untimed(run.run_study(study))
+    texts = {(row["policy"], row["sample"]): row["text"] for row in rows}
+    for sample in (0, 1):
+        mine = {texts[policy, sample] for policy in ("full", "random", "streaming")}
+        assert len(mine) == 1
+    assert texts["full", 0] != texts["full", 1]

@@ -13,7 +13,7 @@ from kvpolicies.cli import main
 from kvpolicies.config import Deployment, load_yaml
 from kvpolicies.eval import models
 from kvpolicies.eval.memory import meta_model, weight_bytes
-from kvpolicies.eval.selection import deploying
+from kvpolicies.eval.selection import deploying, evidence
 from kvpolicies.eval.study import load_study
 from tests.support.studies import make_study
 
@@ -149,6 +149,18 @@ def test_studies_of_two_tasks_and_of_one_in_two_folders(study, tmp_path, capsys)
     status, text = select(capsys, study, apart, *argv)
     assert status == 0 and "full wins" in text  # rkv fails on the second task
     assert "ledger 2: may lose" in text and "no candidate: random @ 101 was not measured" in text
+
+
+def test_the_files_of_several_processes_are_one_study(tmp_path):
+    grades = {"full": ones(12), "rkv @ 101": ones(12, 7)}
+    whole, split = (make_study(tmp_path / name, grades) for name in ("whole", "split"))
+    lines = (split / "results.jsonl").read_text().splitlines(keepends=True)
+    (split / "results.0001.jsonl").write_text("".join(lines[5:]))
+    (split / "results.jsonl").write_text("".join(lines[4::-1]))
+    one, other = (evidence.read([str(folder)], None).benches[0] for folder in (whole, split))
+    assert one.problems == other.problems and list(one.cells) == list(other.cells)
+    for cell in one.cells:
+        np.testing.assert_array_equal(one.cells[cell].correct, other.cells[cell].correct)
 
 
 def test_a_ratio_is_deployed_as_slots_of_the_deployments_length(tmp_path, capsys):
