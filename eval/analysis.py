@@ -56,7 +56,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _finite(entry) for key, entry in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return _finite(value._asdict())
+        return _finite(value._asdict())  # type: ignore[attr-defined]
     if isinstance(value, list | tuple):
         return [_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -19,8 +19,8 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)
+    if not console.is_terminal or console.width < 200:
+        console = Console(width=200)  # lines that wrap are read more easily than folded words
     table = Table(box=None)
     for index, heading in enumerate(rows[0]):
         table.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")

@@ -86,9 +86,10 @@ def _reference(
     rows = max(1, HELD // (h * g * n * keys.shape[2]))
     parts = []
     for i in range(0, b, rows):
-        given = (queries, keys, query_positions, key_positions)
-        its = None if valid is None else valid[i : i + rows]
-        weights = weights_of(*(x[i : i + rows] for x in given), softmax, its, per)
+        few = slice(i, i + rows)
+        its = None if valid is None else valid[few]
+        places = (query_positions[few], key_positions[few])
+        weights = weights_of(queries[few], keys[few], *places, softmax, its, per)
         parts.append(weights.amax(dim=3) if pool == "max" else weights.sum(dim=3))
     total = torch.cat(parts)
     if per == "head":

@@ -289,7 +289,7 @@ def watched_dense(
 
 def spread_over(size: int) -> dict[str, Any]:
     """What `from_pretrained` takes for tensor parallelism by the model's own plan."""
-    from transformers.distributed import DistributedConfig
+    from transformers.distributed import DistributedConfig  # type: ignore[attr-defined]
 
     return {"distributed_config": DistributedConfig(tp_size=size, tp_plan="auto")}
 

@@ -10,7 +10,7 @@
 Everything that can be refused without a model, data or a package is refused here.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ class Recipe:
                 "recipe distill needs one budget, and a kind that orders tokens the same at any "
                 "age: not trimkv"
             )
-        _check_data(self)
+        _check_effect(self)
         models.check_device(self.device)
         _ = self.target  # which checks what it is made of
         _check_rows(self)
@@ -158,11 +158,20 @@ def check_there(recipe: Recipe) -> None:
         )
 
 
-def _check_data(recipe: Recipe) -> None:
-    """Options that say nothing of ledger problems."""
-    for name in ("columns", "subset", "stream"):
-        if recipe.data == "ledger" and (value := getattr(recipe, name)):
-            raise UserError(f"{name} {value!r}: data ledger makes its own problems")
+def _check_effect(recipe: Recipe) -> None:
+    """Refuses options that would change nothing."""
+    ledger, distills = recipe.data == "ledger", recipe.recipe == "distill"
+    says = {
+        **dict.fromkeys(("columns", "subset", "stream", "split", "template"),
+                        (not ledger, "data ledger makes its own problems")),
+        **dict.fromkeys(("base_lr", "kl", "kl_top"), (distills, "is of recipe distill")),
+        "memory": (recipe.kind == "kvpop", "is of kind kvpop"),
+        "hidden": (recipe.kind in ("kvpop_mlp", "trimkv"), "is of kinds kvpop_mlp and trimkv"),
+    }  # fmt: skip
+    for option_ in fields(recipe):
+        holds, why = says.get(option_.name, (True, ""))
+        if not holds and (value := getattr(recipe, option_.name)) != option_.default:
+            raise UserError(f"{option_.name} {value!r} has no effect: {why}")
 
 
 def _is_hub_id(data: str) -> bool:

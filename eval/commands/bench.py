@@ -40,12 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "`transformers` is its own full-cache generation")  # fmt: skip
     add("--budgets", help="slots, or shares of prompt + new tokens (25%%); default: 512")
     add("--batch-sizes", help="rows decoded at once; default: 8")
-    add("--prompt", type=int, default=64, help="tokens of each prompt")
+    add("--prompt", type=int, default=64, help="tokens of each prompt; default: 64")
     add("--new", type=int, help="new tokens a row; default: 1024")
     add("--repeats", type=int, default=2, help="runs a figure; the fastest windows count")
     add("--dtype", help="float32 (default), bfloat16, float16")
     add("--device", help="auto (default), cpu, cuda")
-    add("--memory", default="80GB", help="memory to fill when asking for the largest batch")
+    add("--memory", default="80GB", help="memory to fill when asking for the largest batch; "
+        "default: 80GB")  # fmt: skip
     add("--step", help="how decode steps run: auto (default), eager, fixed, graph, compiled")
     add("--requests", type=int, metavar="N", help="instead: N requests in a queue, finished rows "
         "replaced, against static batches")  # fmt: skip

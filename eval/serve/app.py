@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -150,7 +150,7 @@ async def _body(request: Request, most: int) -> bytes:
                        headers={"Connection": "close"}) from None  # fmt: skip
 
 
-async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def _unless_gone(receive: Receive, work: Awaitable[T]) -> T:
     """What `work` gives; it is cancelled when the client hangs up first."""
 
     async def gone() -> None:

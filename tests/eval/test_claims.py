@@ -37,25 +37,29 @@ def row(problem, **more):
     return {**key, **dict.fromkeys(sorted(WRITTEN), 0), **more}
 
 
+def said(process) -> str:
+    return process.stdout.readline()
+
+
 def test_a_claim_excludes_other_processes_and_ends_with_a_kill(tmp_path):
     with Claims(tmp_path) as held:
         assert held.take(claims.unit(0)) and held.take(claims.unit(0))
         other = holder(tmp_path, claims.unit(0), claims.unit(1), claims.writer(0))
-        assert other.stdout.readline() == "[False, True, True]\n"
+        assert said(other) == "[False, True, True]\n"
         assert not held.take(claims.unit(1))
         other.kill()
         other.wait()
         held.wait(claims.unit(1))
         held.release(claims.unit(0))
         after = holder(tmp_path, claims.unit(0), claims.unit(1))
-        assert after.stdout.readline() == "[True, False]\n"
+        assert said(after) == "[True, False]\n"
         after.communicate("")
 
 
 def test_each_writer_has_a_file_of_its_own(tmp_path):
     (tmp_path / "results.0001.jsonl").write_text('{"half')
     other = holder(tmp_path, claims.writer(0))
-    assert other.stdout.readline() == "[True]\n"
+    assert said(other) == "[True]\n"
     with Results(tmp_path) as results:
         results.add(row("b"))
         assert [path.name for path in shards(tmp_path)] == ["results.0001.jsonl"]
@@ -93,7 +97,7 @@ def test_one_process_does_not_run_two_studies_in_a_folder(tmp_path):
         with pytest.raises(UserError, match="already runs"), Claims(tmp_path):
             pass
         other = holder(tmp_path, claims.FOLDER)
-        assert other.stdout.readline() == "[False]\n"  # the refusal gave nothing back
+        assert said(other) == "[False]\n"  # the refusal gave nothing back
         other.communicate("")
     with Claims(tmp_path):
         pass

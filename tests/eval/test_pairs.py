@@ -87,6 +87,7 @@ def test_files(tmp_path):
     assert all(0 <= float(c["pass_at_4"]) <= float(c["pass_at_4_high"]) <= 1 for c in cells)
     record = json.loads((tmp_path / analysis.NAME).read_text())
     assert record["comparisons"] == 6 and len(record["cells"]) == 5
+    assert found.power is not None
     assert record["power"]["detectable"] == found.power.detectable
     assert record["power"]["needed"]["4"] > 12
 
@@ -136,6 +137,7 @@ def test_what_is_detectable_is_detected_four_times_in_five(samples, gap):
     found = power.Spread(means - within / samples if samples > 1 else means, within, math.nan)
     true = float(gaps.mean())
     problems = found.problems(true, samples)
+    assert problems is not None
     assert found.detectable(problems, samples) <= true < found.detectable(problems - 1, samples)
     told = 0
     for _ in range(count):

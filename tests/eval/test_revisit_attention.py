@@ -6,6 +6,7 @@ it shares neither hooks, blocks nor RoPE with what it checks.
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,7 +115,7 @@ def test_a_row_equals_a_brute_force(family, heads, kv_heads, prompt, new, option
                 sums[name] = sums.get(name, 0) + expected[name]
     assert sums["revisits"].sum() > 0 and 0 < sums["lost"][0, 0] < sums["totals"][0]
     assert row["revisits"] == sums["revisits"].tolist()
-    close = {"rtol": 1e-5, "atol": 1e-6}
+    close: Any = {"rtol": 1e-5, "atol": 1e-6}
     np.testing.assert_allclose(row["received"], sums["received"] / (2 * heads), **close)
     np.testing.assert_allclose(row["histogram"], sums["histogram"], **close)
     np.testing.assert_allclose([row["totals"][key] for key in LOSSES], sums["totals"], **close)
@@ -176,6 +177,7 @@ def test_models_own_sinks_and_soft_caps_count(definition):
         for j in range(groups):
             logits = 3.0 * np.tanh(0.4 * (queries[i, j] @ keys[i].T).double().numpy() / 3.0)
             e = np.exp(logits) * np.tri(size)
+            assert softmax.sink is not None
             weights = e / (e.sum(-1, keepdims=True) + math.exp(float(softmax.sink[i, j])))
             parts.append(brute(weights, first, rule, times[:, i].numpy()))
             for k, name in enumerate(("top-k", "weighted")):

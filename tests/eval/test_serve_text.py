@@ -79,7 +79,7 @@ def test_words_of_the_embedded_model() -> None:
 def test_any_bytes(raw: bytes) -> None:
     tokenizer = byte_level()
     letters = pre_tokenizers.ByteLevel.alphabet()
-    ids = [tokenizer.token_to_id(c) for c in sorted(letters)]
+    ids: Any = [tokenizer.token_to_id(c) for c in sorted(letters)]
     tokens = [ids[byte] for byte in raw]
     assert written(tokens, tokenizer) == decode(tokenizer)(tokens)
 

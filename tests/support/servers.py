@@ -59,7 +59,7 @@ class Server:
 
     def connect(self, sent: bytes = b"") -> socket.socket:
         """A connection on which so much has been sent."""
-        sock = socket.create_connection((self.place.hostname, self.place.port), PATIENCE)
+        sock = socket.create_connection((self.place.hostname, self.place.port or 80), PATIENCE)
         sock.sendall(sent)
         return sock
 

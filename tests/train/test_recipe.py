@@ -33,6 +33,10 @@ from kvpolicies.train.recipe import Recipe, load_recipe, shipped
         ({"device": "gpu"}, "device 'gpu'"),
         ({"power": 0.5}, "power must be at least 1"),
         ({"columns": ["problem"]}, "data ledger makes its own problems"),
+        ({"split": "test"}, "split 'test' has no effect"),
+        ({"base_lr": 1e-3}, "is of recipe distill"),
+        ({"kind": "kvpop_mlp", "memory": 8}, "memory 8 has no effect: is of kind kvpop"),
+        ({"hidden": 8}, "is of kinds kvpop_mlp and trimkv"),
     ],
 )
 def test_bad_recipes_are_refused_in_one_line(given, hint, tmp_path, capsys):
