@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from hypothesis import settings
+
+# What asks the hub is told at once that there is none, in processes of its own too.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 settings.register_profile("same every time", derandomize=True)
 settings.load_profile("same every time")

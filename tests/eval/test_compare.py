@@ -15,7 +15,6 @@ from kvpolicies.cli import main
         (["--budgets", "3"], "leaves no slot"),
         (["--budgets", "0"], "budget"),
         (["--budgets", "-5"], "budget"),
-        (["--task", "gsm8k", "--model", "m"], "needs --data FILE"),
         (["--task", "gsm8k", "--model", "m", "--data", "nowhere.jsonl"], "No such file"),
         (["--task", "gsm8k"], "knows the ledger's words only"),
         (["--model", "nowhere.gguf"], "no such file"),

@@ -166,16 +166,19 @@ def test_a_hybrid_models_full_layers_are_scored(tmp_path: Path) -> None:
         assert out.max_slots == 24
 
 
-def test_names_without_a_scorer_and_scorers_of_others(tmp_path: Path) -> None:
+def test_names_without_a_scorer_and_scorers_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for kind in KINDS:
         assert str(resolve(kind)) == kind
-        refused(
-            lambda kind=kind: kvpolicies.FixedBudgetCache(tiny(), kind, 64),
-            # kvpop's comes with the package, for the embedded model.
-            "was trained for Qwen3ForCausalLM of 4 layers"
-            if kind == "kvpop"
-            else rf"no scorer given: {kind}\(scorer='FOLDER'\)",
-        )
+        # Those that come with the package are the embedded model's.
+        says = "was trained for Qwen3ForCausalLM of 4 layers"
+        refused(lambda kind=kind: kvpolicies.FixedBudgetCache(tiny(), kind, 64), says)
+    with monkeypatch.context() as patch:
+        patch.setattr("kvpolicies.learned.policy.ASSETS", tmp_path)
+        for kind in KINDS:
+            says = rf"no scorer given: {kind}\(scorer='FOLDER'\)"
+            refused(lambda kind=kind: kvpolicies.FixedBudgetCache(tiny(), kind, 64), says)
     random_scorer(config_for(tiny(), "kvpop_mlp")).save_pretrained(tmp_path)
     refused(
         lambda: kvpolicies.FixedBudgetCache(tiny(), f"kvpop(scorer='{tmp_path}')", 64),
