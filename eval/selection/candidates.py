@@ -15,20 +15,12 @@ import numpy as np
 from kvpolicies.budget import Budget, is_ratio
 from kvpolicies.errors import UserError
 from kvpolicies.eval import memory, stats
+from kvpolicies.eval.bench import Load
 from kvpolicies.eval.run import Cell
 from kvpolicies.eval.selection.bounds import mean_over_tasks
 from kvpolicies.eval.selection.evidence import Bench, Evidence, label
 from kvpolicies.eval.stats import Interval
 from kvpolicies.eval.summary import FULL
-
-
-@dataclass(frozen=True)
-class Load:
-    """What the deployment runs: rows at once, tokens of a prompt, most new tokens."""
-
-    batch: int
-    prompt: int
-    new: int
 
 
 @dataclass(frozen=True)

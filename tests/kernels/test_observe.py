@@ -9,7 +9,7 @@ import torch
 from kvpolicies.kernels import attention
 from kvpolicies.kernels.attention import Visible, slot_attention, slot_attention_with_weights
 from kvpolicies.kernels.fps import farthest_points
-from kvpolicies.kernels.redundancy import key_redundancy
+from kvpolicies.kernels.redundancy import BLOCK, key_redundancy
 from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.kernels.weights import observation_weights
 
@@ -74,7 +74,7 @@ def test_redundancy_memory_is_not_quadratic(monkeypatch: pytest.MonkeyPatch) -> 
     length = 1500
     with Watch():
         key_redundancy(torch.randn(1, 1, length, 8), torch.arange(length)[None, None])
-    assert 0 < largest <= 256 * length
+    assert 0 < largest <= BLOCK * length
 
 
 @pytest.mark.parametrize("block", [2, 256])
