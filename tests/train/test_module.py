@@ -18,9 +18,7 @@ from kvpolicies.train.recipe import Recipe
 from kvpolicies.train.teacher import Lesson, Teacher
 from tests.support.models import prompts, tiny
 
-RECIPE = Recipe(
-    sequence=96, budget=(24, 32), window=8, delay=8, min_future=8, regression=0.1, hidden=8
-)
+RECIPE = Recipe(sequence=96, budget=(24, 32), window=8, delay=8, min_future=8, regression=0.1)
 
 
 def module(kind: str, **options: object) -> Frozen:

@@ -162,8 +162,8 @@ def test_a_run_writes_what_it_was(unbroken: Path) -> None:
 
 
 def test_a_scorer_that_trained_knows_more_than_chance_and_serves_its_policy(tmp_path: Path) -> None:
-    options = {"kind": "kvpop", "memory": 8, "steps": 30, "validate_every": 30, "sequence": 512}
-    assert main(["train", str(recipe(tmp_path, **options, held_out=6))]) == 0
+    options = {"kind": "kvpop", "hidden": 0, "memory": 8, "steps": 30, "validate_every": 30}
+    assert main(["train", str(recipe(tmp_path, **options, sequence=512, held_out=6))]) == 0
     figures = json.loads((tmp_path / "run" / "run.json").read_text())["figures"]
     assert figures["accuracy"] > 0.7 and figures["recall"] > figures["chance"] + 0.2
     assert figures["spearman"] > 0.3
