@@ -3,9 +3,10 @@
     kvpolicies compare                                   the embedded model, all policies
     kvpolicies compare gsm8k --model smollm2 --data gsm8k.jsonl --problems 8
     kvpolicies compare my_study.yaml --policies "beacon(n_beacon=8),random" --out results/mine
+    kvpolicies compare gsm8k.yaml math.yaml --out results    two studies, results/gsm8k and /math
 
 A study is a YAML file (its keys are the options below) or one of the package's; options given on
-the command line win. The same command again continues a run that was stopped, and at the same time
+the command line win, in each of several. The same command again continues a run that was stopped, and at the same time
 joins one that runs: any number of processes, on any machines that see the folder, share the work.
 
     torchrun --nproc-per-node 2 -m kvpolicies compare my_study.yaml
@@ -13,10 +14,13 @@ joins one that runs: any number of processes, on any machines that see the folde
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from kvpolicies import config
+from kvpolicies.errors import UserError
 from kvpolicies.eval import launch, lookahead, report
-from kvpolicies.eval.run import run_study
+from kvpolicies.eval.run import check_study, run_study
 from kvpolicies.eval.study import Study, load_study, shipped
 from kvpolicies.eval.summary import Summary
 
@@ -26,24 +30,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
-        "study", nargs="?", help=f"YAML file, or a study of the package: {', '.join(shipped())}"
+        "study",
+        nargs="*",
+        help=f"YAML files, or studies of the package, run in turn: {', '.join(shipped())}",
     )
     config.add_arguments(parser, Study)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the study, writes the report, prints the table. Returns the exit status."""
-    base = load_study(args.study) if args.study else None
-    study = config.from_args(Study, args, base=base)
+    """Runs the studies, writes their reports, prints their tables. Returns the exit status."""
+    studies = chosen(args)
     place = launch.here()
-    folder = run_study(study)
-    study = study.resolved()
-    if not place.leads:
-        return 0
-    summaries = report.write_report(folder, study)
-    print_table(study, summaries)
-    print(f"\n{len(summaries)} cells. Report: {folder / report.NAME}")
+    if len(studies) > 1:  # nothing wrong with the last may come up after hours of the first
+        for study in studies:
+            check_study(study.resolved())
+    for study in studies:
+        folder = run_study(study)
+        study = study.resolved()
+        if not place.leads:
+            continue
+        summaries = report.write_report(folder, study)
+        print_table(study, summaries)
+        print(f"\n{len(summaries)} cells. Report: {folder / report.NAME}")
     return 0
+
+
+def chosen(args: argparse.Namespace) -> list[Study]:
+    """The studies that the command line names, its options over each; of several, `--out` holds one
+    folder a study, by its file's name.
+
+    Raises:
+        UserError: as `load_study`; two studies that would write to one folder.
+    """
+    if len(args.study) < 2:
+        base = load_study(args.study[0]) if args.study else None
+        return [config.from_args(Study, args, base=base)]
+    studies = []
+    for name in args.study:
+        study = config.from_args(Study, args, base=load_study(name))
+        if args.out is not None:
+            study = replace(study, out=str(Path(args.out) / Path(name).stem))
+        studies.append(study)
+    folders = [Path(study.resolved().out).resolve() for study in studies]
+    for folder in folders:
+        if folders.count(folder) > 1:
+            raise UserError(f"{folder}: out of two of the studies; give each its own, or --out DIR")
+    return studies
 
 
 def print_table(study: Study, summaries: Sequence[Summary]) -> None:

@@ -25,7 +25,7 @@ from kvpolicies.eval.prompts import Request
 from kvpolicies.eval.results import Key, Results
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import FULL
-from kvpolicies.eval.tasks import Grades
+from kvpolicies.eval.tasks import Grades, Problem
 from kvpolicies.registry import resolve
 
 UNIT_BATCHES = 2
@@ -67,10 +67,7 @@ def run_study(study: Study) -> Path:
     study = study.resolved()
     place = launch.here()
     group = launch.Group(study.tensor_parallel, place)
-    problems = study.entry.load(study)
-    models.check_name(study.model)
-    models.check_device(study.device)
-    provenance.check_folder(study, problems)
+    problems = check_study(study)
     device = launch.device(study.device, place)
     model, tokenizer = models.load(study.model, study.dtype, device, group.size)
     for name in study.policies:
@@ -86,6 +83,19 @@ def run_study(study: Study) -> Path:
     _run_units(study, group, place, (model, tokenizer), units)
     group.close()
     return Path(study.out)
+
+
+def check_study(study: Study) -> list[Problem]:
+    """The problems of a resolved study.
+
+    Raises:
+        UserError: what can be known to be wrong before a model is loaded.
+    """
+    problems = study.entry.load(study)
+    models.check_name(study.model)
+    models.check_device(study.device)
+    provenance.check_folder(study, problems)
+    return problems
 
 
 def _run_units(

@@ -21,7 +21,7 @@ class NewestQueries(Policy):
     [B, N] int32, which holds position + 1 so that zero means "no query yet".
     """
 
-    every: int = 32
+    every: int = 128
 
     def __post_init__(self) -> None:
         whole(self.every, 1, f"{self.name}: every")

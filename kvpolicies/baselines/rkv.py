@@ -24,7 +24,6 @@ class RKV(NewestQueries):
 
     name = "rkv"
     source = "R-KV, arXiv 2505.24133"
-    every: int = 128
     alpha: int = 8
     kernel: int = 7
     mix: float = 0.1

@@ -90,3 +90,31 @@ def test_help_has_an_example(capsys):
     with pytest.raises(SystemExit):
         main(["compare", "--help"])
     assert "kvpolicies compare gsm8k --model smollm2" in capsys.readouterr().out
+
+
+def test_several_studies_run_in_turn(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, length in (("near", 60), ("far", 80)):
+        (tmp_path / f"{name}.yaml").write_text(
+            f"policies: [random]\nbudgets: [30]\nproblems: 2\nlength: {length}\nout: r/{name}\n"
+        )
+    assert main(["compare", "near.yaml", "far.yaml", "--problems", "1", "--out", "all"]) == 0
+    out = capsys.readouterr().out
+    for name in ("near", "far"):
+        rows = (tmp_path / "all" / name / "results.jsonl").read_text().splitlines()
+        assert len(rows) == 2 and f"all/{name}/report.html" in out
+    assert not (tmp_path / "r").exists()
+
+
+def test_of_several_studies_the_last_is_checked_before_the_first_runs(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.yaml").write_text("policies: [random]\nbudgets: [30]\nout: one\n")
+    (tmp_path / "bad.yaml").write_text("task: gsm8k\nmodel: m\ndata: nowhere.jsonl\nout: two\n")
+    (tmp_path / "same.yaml").write_text("policies: [random]\nbudgets: [40]\nout: ./one\n")
+    for other, says in (("bad.yaml", "nowhere.jsonl"), ("same.yaml", "give each its own")):
+        assert main(["compare", "good.yaml", other]) == 2
+        error = capsys.readouterr().err
+        assert says in error and error.count("\n") == 1
+        assert not (tmp_path / "one").exists()

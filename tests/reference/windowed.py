@@ -19,7 +19,7 @@ class SnapKV(Batched):
     `faithful`: the prompt is compressed once, when it is complete; every new token stays.
     """
 
-    every: int = 32
+    every: int = 128
     observe_window: int = 32
     kernel: int = 5
     faithful: bool = False
@@ -62,7 +62,7 @@ class RPC(Batched):
     the cache grows by so much; the budget asked for does not matter.
     """
 
-    every: int = 32
+    every: int = 128
     observe_window: int = 32
     kernel: int = 7
     faithful: bool = False
