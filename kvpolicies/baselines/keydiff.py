@@ -15,14 +15,15 @@ EPS = 1e-12
 class KeyDiff(Policy):
     """Score = minus the cosine of a key to the mean of the normalised cached keys.
 
-    The mean moves with every token, so all keys are read twice at each eviction: `every` sets how
-    many tokens lie between two (at most an eighth of the budget).
+    The mean moves with every token, so all keys are read twice at each eviction, which happens
+    every `every` tokens (at most an eighth of the budget at once). One at a time costs more and, on
+    ledger traces, keeps less (docs/performance.md): each token then goes by a mean of its own.
     """
 
     name = "keydiff"
     source = "KeyDiff, arXiv 2504.15364"
     slot_tensors = MappingProxyType({"inverse_norm": torch.float32})
-    every: int = 1
+    every: int = 128
 
     def __post_init__(self) -> None:
         whole(self.every, 1, "keydiff: every")

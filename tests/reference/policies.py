@@ -111,6 +111,8 @@ class H2OState(State):
 class KeyDiff(Batched):
     """KeyDiff: keys far from the mean direction stay."""
 
+    every: int = 128
+
     def start(self, stream: Stream, budget: Budget) -> State:
         return _KeyDiff(stream)
 

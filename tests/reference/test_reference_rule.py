@@ -232,14 +232,14 @@ def test_equal_keys_tie_exactly_and_go_oldest_first():
     stream = ref.draw(rng, tokens=40, prompt=10)
     stream.k[:] = stream.k[:, :1]
     budget = ref.Budget(16, 2, 4)
-    keydiff = ref.simulate(ref.KeyDiff(), stream, budget)
+    keydiff = ref.simulate(ref.KeyDiff(every=1), stream, budget)
     assert (keydiff.e == ref.simulate(ref.Streaming(), stream, budget).e).all()
     assert all(e.margins == [0.0, 0.0] and not e.near_tie() for e in keydiff.evictions)
 
 
 def test_drawn_duplicates_give_exact_ties():
     stream = ref.draw(np.random.default_rng(0), tied_keys=0.6, tokens=60, prompt=20)
-    outcome = ref.simulate(ref.KeyDiff(), stream, ref.Budget(16, 2, 4))
+    outcome = ref.simulate(ref.KeyDiff(every=1), stream, ref.Budget(16, 2, 4))
     assert any(0.0 in e.margins for e in outcome.evictions)
     assert outcome.clear_until() == len(outcome.evictions)
 
