@@ -23,11 +23,11 @@ def test_fixture_offers_the_api(reference):
 
 
 @pytest.mark.parametrize(
-    ("budget", "one", "snapkv", "rkv", "beacon"),
+    ("budget", "one", "lazy", "batched", "beacon"),
     [
         # An eighth of 64 is 8; 64 - 7*64/8 = 8.
         (ref.Budget(64), 1, 8, 8, 8),
-        # An eighth of 1024 is 128: snapkv's 32 is smaller.
+        # An eighth of 1024 is 128: lazy's 32 is smaller.
         (ref.Budget(1024), 1, 32, 128, 128),
         # 100 // 8 = 12, but 100 - floor(87.5) = 13.
         (ref.Budget(100), 1, 12, 12, 13),
@@ -38,11 +38,12 @@ def test_fixture_offers_the_api(reference):
         (ref.Budget(6, 1, 1), 1, 1, 1, 1),
     ],
 )
-def test_decode_drop(budget, one, snapkv, rkv, beacon):
+def test_decode_drop(budget, one, lazy, batched, beacon):
     for policy in (ref.Streaming(), ref.Tova(), ref.H2O()):
         assert ref.decode_drop(policy, budget) == one
-    assert ref.decode_drop(ref.SnapKV(), budget) == snapkv
-    assert ref.decode_drop(ref.RKV(), budget) == rkv
+    assert ref.decode_drop(ref.Lazy(), budget) == lazy
+    for policy in (ref.SnapKV(), ref.RPC(), ref.RKV(), ref.KeyDiff()):
+        assert ref.decode_drop(policy, budget) == batched
     assert ref.decode_drop(ref.Beacon(), budget) == beacon
 
 
