@@ -4,6 +4,7 @@ A measure is a ratio of two sums over samples, with a 95 % interval clustered by
 Everything that reads results (table, plot, words) goes through these rows of data.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,11 @@ class Measure:
     def singular(self) -> str:
         return self.name or self.heading
 
+    @property
+    def most(self) -> float:
+        """The largest difference that two values can have: percentages are of shares."""
+        return 1.0 if self.percent else math.inf
+
     def sums(self, rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
         """{problem: (numerator, denominator)} over the samples of each problem."""
         found: dict[str, tuple[float, float]] = {}
@@ -67,7 +73,7 @@ class Measure:
 
     def difference(self, rows: Sequence[Row], others: Sequence[Row]) -> Interval:
         """This cell minus another, paired by problem; samples that both have count."""
-        return stats.paired_difference(*self.paired(rows, others))
+        return stats.paired_difference(*self.paired(rows, others), most=self.most)
 
     def paired(
         self, rows: Sequence[Row], others: Sequence[Row]

@@ -127,7 +127,7 @@ def _pair(measure: Measure, seed: int, cells: Cells, a: str, b: str, budget: str
         budget=budget,
         problems=len(samples),
         samples=count,
-        difference=stats.paired_difference(above, reference, below),
+        difference=stats.paired_difference(above, reference, below, most=measure.most),
         p=stats.sign_flip([x - y for x, y in zip(above, reference, strict=True)], seed),
         p_holm=math.nan,
         spread=spread,

@@ -109,8 +109,11 @@ def paired_difference(
     numerators: Sequence[float],
     reference: Sequence[float],
     denominators: Sequence[float],
+    most: float = math.inf,
 ) -> Interval:
     """sum(numerators - reference) / sum(denominators), with a cluster-robust interval.
+
+    The interval ends at -`most` and `most`, beyond which no difference can lie: 1 for two shares.
 
     Student's t with P - 1 degrees of freedom on the problems' gaps: the variance of a ratio
     estimator between problems, which holds whatever the correlation within one (Cameron and Miller,
@@ -126,7 +129,7 @@ def paired_difference(
         return Interval(value, math.nan, math.nan)
     variance = count / (count - 1) * ((gaps - value * below) ** 2).sum() / below.sum() ** 2
     half = float(special.stdtrit(count - 1, (1 + LEVEL) / 2) * math.sqrt(variance))
-    return Interval(value, value - half, value + half)
+    return Interval(value, max(-most, value - half), min(most, value + half))
 
 
 def sign_flip(gaps: Sequence[float], seed: int) -> float:

@@ -121,7 +121,7 @@ def _figures(bench: Bench, cell: Cell) -> Figures:
     samples = np.full(len(mine), bench.samples)
     return Figures(
         accuracy=stats.proportion(mine.tolist(), samples.tolist()),
-        loss=stats.paired_difference(mine.tolist(), full.tolist(), samples.tolist()),
+        loss=stats.paired_difference(mine.tolist(), full.tolist(), samples.tolist(), most=1),
     )
 
 

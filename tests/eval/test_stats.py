@@ -192,3 +192,14 @@ def test_all_right_is_no_certainty():
     found = stats.proportion([16] * 10, [16] * 10)
     assert found.value == 1 and found.high == 1
     assert found.low <= stats.wilson(10, 10).low
+
+
+def test_no_difference_of_shares_is_said_to_lie_beyond_100_points():
+    right = [1.0] + [0.0] * 15
+    full = [1.0] * 16
+    free = stats.paired_difference(right, full, full)
+    assert free.low < -1 < free.value
+    held = stats.paired_difference(right, full, full, most=1.0)
+    assert held == (free.value, -1.0, free.high)
+    back = stats.paired_difference(full, right, full, most=1.0)
+    assert back == (-free.value, -free.high, 1.0)
