@@ -6,8 +6,9 @@
     kvpolicies compare gsm8k.yaml math.yaml --out results    two studies, results/gsm8k and /math
 
 A study is a YAML file (its keys are the options below) or one of the package's; options given on
-the command line win, in each of several. The same command again continues a run that was stopped, and at the same time
-joins one that runs: any number of processes, on any machines that see the folder, share the work.
+the command line win, in each of several. The same command again continues a run that was stopped,
+and at the same time joins one that runs: any number of processes, on any machines that see the
+folder, share the work.
 
     torchrun --nproc-per-node 2 -m kvpolicies compare my_study.yaml
 """
