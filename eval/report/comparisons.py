@@ -1,7 +1,7 @@
 """All pairs of policies: a grid a budget, and a list."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvpolicies.eval.pairs import Pair
@@ -11,29 +11,36 @@ from kvpolicies.eval.study import Study
 HEADINGS = ("policy", "minus", "budget", "difference", "p", "p, Holm", "told apart")
 
 
-def grids(study: Study, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-    """For each budget the policies that meet there, and what each line is minus each column."""
+def grids(study: Study, pairs: Sequence[Pair], labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    """For each budget the policies that meet there, and what each line is minus each column.
+
+    `labels`: what a policy is called.
+    """
     found = []
     for budget in study.budgets:
         here = [pair for pair in pairs if pair.budget == budget]
         names = list(dict.fromkeys(name for pair in here for name in (pair.a, pair.b)))
         known = {(p.a, p.b): (p, 1) for p in here} | {(p.b, p.a): (p, -1) for p in here}
         lines = [
-            {"name": a, "entries": [_entry(study, *known.get((a, b), (None, 1))) for b in names]}
+            {
+                "name": labels[a],
+                "entries": [_entry(study, *known.get((a, b), (None, 1))) for b in names],
+            }
             for a in names
         ]
         if here:
-            found.append({"budget": budget, "names": names, "lines": lines})
+            called = [labels[name] for name in names]
+            found.append({"budget": budget, "names": called, "lines": lines})
     return found
 
 
-def listed(study: Study, pairs: Sequence[Pair]) -> list[list[Entry]]:
+def listed(study: Study, pairs: Sequence[Pair], labels: Mapping[str, str]) -> list[list[Entry]]:
     """A line a pair, by the columns of `HEADINGS`."""
     measure = study.entry.measures[0]
     return [
         [
-            Entry(pair.a, pair.a),
-            Entry(pair.b, pair.b),
+            Entry(labels[pair.a], pair.a),
+            Entry(labels[pair.b], pair.b),
             Entry(pair.budget, study.budgets.index(pair.budget)),
             Entry(measure.show(pair.difference, signed=True), pair.difference.value),
             Entry(chance(pair.p), pair.p),

@@ -13,7 +13,8 @@ _SIGNS = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "%": r"\%", "_": r"\_", "&": r"\&",
     "#": r"\#", "$": r"\$", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
-    "−": "$-$", "–": "--", "†": r"$^\dagger$", "‹": r"\textless{}", "›": r"\textgreater{}", "\n": " ", "\t": " ",
+    "−": "$-$", "–": "--", "†": r"$^\dagger$", "‹": r"\textless{}", "›": r"\textgreater{}",
+    "\n": " ", "\t": " ",
 }  # fmt: skip
 _LATIN = 0x17F
 """The last letter that every LaTeX knows from UTF-8 input."""

@@ -22,8 +22,8 @@ def lengths(study: Study, cells: Sequence[Summary], rows: Sequence[Row]) -> dict
         return None
     named = by_cell(rows)
     longest = max(row["length"] for row in rows) or 1
-    return {"longest": longest, "width": WIDTH,
-            "lines": [_line(cell, named[cell.policy, cell.budget], longest) for cell in cells]}  # fmt: skip
+    lines = [_line(cell, named[cell.policy, cell.budget], longest) for cell in cells]
+    return {"longest": longest, "width": WIDTH, "lines": lines}
 
 
 def _line(cell: Summary, rows: Sequence[Row], longest: int) -> dict[str, Any]:

@@ -47,14 +47,15 @@ def write_report(folder: Path, study: Study) -> list[Summary]:
 
 def _results(study: Study, found: Analysis, rows: Sequence[Row]) -> dict[str, Any]:
     cells = found.cells
+    labels = {cell.policy: cell.label for cell in cells}
     return {
         "sentences": [*words.sentences(study, cells, rows), *words.compared(study, found)],
         "headings": table.headings(study),
         "lines": [table.entries(study, cell) for cell in cells],
         "notes": table.notes(study, cells),
         "pair_headings": comparisons.HEADINGS,
-        "pair_lines": comparisons.listed(study, found.pairs),
-        "pair_grids": comparisons.grids(study, found.pairs),
+        "pair_lines": comparisons.listed(study, found.pairs, labels),
+        "pair_grids": comparisons.grids(study, found.pairs, labels),
         "unit": "points" if study.entry.measures[0].percent else "",
     }
 
@@ -71,7 +72,7 @@ def _pictures(study: Study, cells: Sequence[Summary], pictures: dict[str, str]) 
         outside.append(f"{lookahead.MARK} knows what is to come")
     if any(cell.beyond for cell in cells):
         outside.append("a policy that holds more than the budget by its paper's own rule")
-    svg = {name: Markup(visible(text)) for name, text in pictures.items()}  # noqa: S704
+    svg = {name: Markup(visible(text)) for name, text in pictures.items()}
     return {
         "first": measure,
         "pareto": svg.get(pareto.NAME),

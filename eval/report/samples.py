@@ -84,11 +84,18 @@ def _fitting(ranked: Sequence[tuple[float, str]], columns: Sequence[Column]) -> 
     shown, total = [], 0
     for _, problem in ranked[:MOST_PROBLEMS]:
         here = [column[problem] for column in columns if problem in column]
-        total += sum(len(row[KEY]["pieces"]) if KEY in row else MOST_SIGNS // 4 for row in here)
+        total += sum(_tokens(row) for row in here)
         if shown and total > MOST_TOKENS:
             break
         shown.append(problem)
     return shown
+
+
+def _tokens(row: Row) -> int:
+    """How many tokens of a row a page shows, roughly."""
+    if KEY in row:
+        return len(row[KEY]["pieces"])
+    return min(MOST_SIGNS, len(row.get("text") or "")) // 4
 
 
 def _problem(

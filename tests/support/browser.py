@@ -84,9 +84,9 @@ class Page:
     def press(self, key: str, code: int) -> None:
         """A key that is pressed where the focus is."""
         text = {"text": "\r"} if key == "Enter" else {}
-        for kind in ("keyDown", "keyUp"):
-            self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key,
-                      windowsVirtualKeyCode=code, **(text if kind == "keyDown" else {}))  # fmt: skip
+        named = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        self.send("Input.dispatchKeyEvent", type="keyDown", **named, **text)
+        self.send("Input.dispatchKeyEvent", type="keyUp", **named)
 
     def screenshot(self, path: Path) -> None:
         """The whole page, as PNG."""
