@@ -112,5 +112,7 @@ def _ticks(axes: Any, low: float, high: float) -> None:
     steps = [x * 2.0**i for i in range(60) for x in (1, 1.5)]
     there = [x for x in steps if low <= x <= high]
     there = [x for x in there if np.log2(x) == int(np.log2(x))] if len(there) > 8 else there
+    if len(there) < 2:  # all cells nearly alike: the axis' ends
+        there = sorted({low * 1.0001, (low * high) ** 0.5, high / 1.0001})
     axes.set_xticks(there, [size(x) for x in there])
     axes.minorticks_off()

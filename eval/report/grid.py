@@ -42,7 +42,7 @@ def grid(study: Study, cells: Sequence[Summary], rows: Sequence[Row]) -> dict[st
             for cell, column in zip(cells, sums, strict=True)
         ]
         mean = above / below if below else math.nan
-        lines.append({"problem": problem, "mean": mean, "said": _figure(measure, mean),
+        lines.append({"problem": problem, "mean": mean, "said": figure(measure, mean),
                       "marks": marks})  # fmt: skip
     groups: list[dict[str, Any]] = []
     for cell in cells:
@@ -52,7 +52,7 @@ def grid(study: Study, cells: Sequence[Summary], rows: Sequence[Row]) -> dict[st
     return {
         "binary": measure.binary, "heading": measure.heading, "groups": groups, "lines": lines,
         "left_out": len(problems) - len(shown), "several": study.samples > 1,
-        "low": _figure(measure, low), "high": _figure(measure, high),
+        "low": figure(measure, low), "high": figure(measure, high),
         "better": "higher" if measure.higher_is_better else "lower",
     }  # fmt: skip
 
@@ -75,15 +75,16 @@ def _mark(
             return Mark("right", "✓", title) if above else Mark("wrong", "✗", title)
         return Mark(f"s{_shade(above / below, 0, 1)}", f"{above:.0f}", title)
     value = above / below
-    figure = _figure(measure, value)
-    return Mark(f"s{_shade(value, *ends)}", figure, f"{head}: {figure}")
+    said = figure(measure, value)
+    return Mark(f"s{_shade(value, *ends)}", said, f"{head}: {said}")
 
 
 def _shade(value: float, low: float, high: float) -> int:
     return round(SHADES * (value - low) / (high - low)) if high > low else SHADES
 
 
-def _figure(measure: Measure, value: float) -> str:
+def figure(measure: Measure, value: float) -> str:
+    """One value of a measure, short: percentages without their sign."""
     if math.isnan(value):
         return "–"
     return f"{100 * value:.0f}" if measure.percent else f"{value:.2f}"

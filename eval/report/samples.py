@@ -1,5 +1,6 @@
 """Texts side by side: what each cell wrote on a few problems, and what it had dropped by then."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from kvpolicies.eval.measures import Measure, Row
-from kvpolicies.eval.report import order
+from kvpolicies.eval.report import grid, order
 from kvpolicies.eval.report.visible import visible
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import FULL, Summary, by_cell
@@ -113,7 +114,8 @@ def _text(study: Study, cell: Summary, row: Row, full: Row | None) -> Text:
     if measure.binary:
         verdict = "✓ right" if above else "✗ wrong"
     else:
-        verdict = f"{measure.heading} {100 * above / below:.0f} %" if below else "–"
+        verdict = f"{measure.heading} {grid.figure(measure, above / below if below else math.nan)}"
+        verdict += " %" if measure.percent else ""
     same = None if cell.is_full or full is None or row.get("mode") else _agreement(row, full)
     facts = [f"{row['length']:,} tokens"]
     if not study.entry.forced:
