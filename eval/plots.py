@@ -81,7 +81,7 @@ def _both(path: Path, name: str, draw: Draw) -> str:
     from matplotlib.figure import Figure
 
     # Names stand as they are: `$` begins no formula. Ids in two plots of a page must differ.
-    plain = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": name}
+    plain: Any = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": name}
     with rc_context(plain):
         figure = Figure(figsize=(8.2, 4.6), dpi=140, layout="constrained", facecolor=LIGHT["paper"])
         FigureCanvasAgg(figure)

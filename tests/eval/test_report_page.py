@@ -109,7 +109,9 @@ def test_pairs_are_seen_from_both_sides(made):
 def test_lengths_are_on_one_scale(made):
     study, rows, cells = made
     rows = [{**row, "length": 100 if row["policy"] == "full" else 50} for row in rows]
-    lines = lengths.lengths(study, cells, rows)["lines"]
+    found = lengths.lengths(study, cells, rows)
+    assert found is not None
+    lines = found["lines"]
     assert lines[0]["at"] == [lengths.WIDTH] * 5 and lines[1]["at"] == [lengths.WIDTH / 2] * 5
     assert len(lines[0]["dots"]) == 33 and lines[1]["median"] == 50
 
@@ -119,6 +121,7 @@ def test_texts_are_those_on_which_cells_differ_most(made):
     rows = [{**row, "text": "t", "correct": int(row["problem"] == "p9" and row["policy"] == "rkv")}
             for row in rows]  # fmt: skip
     found = samples.samples(study, cells, rows)
+    assert found is not None
     assert [p["name"] for p in found["problems"]] == ["p9", "p0", "p1", "p2", "p3", "p4"]
     assert found["recorded"] == 0 and not found["agree"]
     assert [t.verdict for t in found["problems"][0]["texts"]] == [
@@ -198,7 +201,9 @@ def test_the_latex_table_is_whole(made, tmp_path):
     latex.write(tmp_path / "t.tex", study, [replace(c, policy=odd) for c in cells])
     text = (tmp_path / "t.tex").read_text(encoding="utf-8")
     body = [line for line in text.splitlines() if not line.startswith("%")]
-    columns = re.fullmatch(r"\\begin\{tabular\}\{([lr]+)\}", body[0]).group(1)
+    begin = re.fullmatch(r"\\begin\{tabular\}\{([lr]+)\}", body[0])
+    assert begin
+    columns = begin.group(1)
     rows = [line for line in body if line.endswith(r" \\")]
     assert len(rows) == 1 + len(cells)
     for line in rows:

@@ -75,6 +75,7 @@ def test_rows_of_the_first_problems_say_it(small_study, tmp_path):
         model, [asked[1].prompt], "random", "40", max_new_tokens=len(row["tokens"]),
         forced=[row["tokens"]], request_ids=[asked[1].identity], seed=study.seed, trace=True,
     )  # fmt: skip
+    assert out.trace is not None
     held = texts.held(out.trace, out.prompt_tokens, row["tokens"], tokenizer)
     assert held == row[texts.KEY]
     assert "0" in held["levels"][-1] and row["text"].strip() in "".join(held["pieces"])
@@ -88,8 +89,9 @@ def test_rows_of_the_first_problems_say_it(small_study, tmp_path):
 
 def test_a_study_may_record_fewer_and_stays_the_same_study(small_study):
     study, _ = small_study
+    (problem, *_) = study.entry.load(study)
     one = replace(study, texts=1, samples=3, temperature=0.6)
     assert "texts" not in one.identity()
     wanted = [(i, s) for i in range(2) for s in range(3)
-              if texts.wanted(one, run.Request(3 * i + s, None, s, [1], 1))]  # fmt: skip
+              if texts.wanted(one, run.Request(3 * i + s, problem, s, [1], 1))]  # fmt: skip
     assert wanted == [(0, 0)]
