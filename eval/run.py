@@ -17,7 +17,7 @@ from kvpolicies.admission import in_force
 from kvpolicies.budget import Budget
 from kvpolicies.decoding import Generation, generate
 from kvpolicies.errors import UserError
-from kvpolicies.eval import launch, lookahead, models, prompts, provenance, sharing
+from kvpolicies.eval import launch, lookahead, models, prompts, provenance, sharing, texts
 from kvpolicies.eval.bars import Bars
 from kvpolicies.eval.fidelity import Scorer, split_units
 from kvpolicies.eval.launch import Group, Place
@@ -171,14 +171,16 @@ def _generate_cell(session: Session, cell: Cell, unit: list[Request]) -> None:
         full = [Key(FULL, FULL, request.problem.id, request.sample) for request in unit]
         forced = lookahead.tokens_of(session.results.rows, full)
 
+    study = session.study
+
     def finished(index: int, generation: Generation) -> None:
+        held = texts.field(study, unit[index], generation, session.tokenizer)
         if forced is not None:
             generation = lookahead.as_chosen(generation, session.stops)
         text = prompts.decode(generation.tokens, session.tokenizer)
-        grades = session.study.entry.grade(unit[index].problem, text)
-        _add(session, cell, unit[index], generation, grades, generation.tokens, text)
+        grades = study.entry.grade(unit[index].problem, text)
+        _add(session, cell, unit[index], generation, grades, generation.tokens, text, held)
 
-    study = session.study
     _decode(
         session,
         cell,
@@ -198,13 +200,16 @@ def _score_cell(
     scorer = Scorer(forced, reference)
 
     def finished(index: int, generation: Generation) -> None:
-        _add(session, cell, unit[index], generation, scorer.grades(index), [], "")
+        held = texts.field(session.study, unit[index], generation, session.tokenizer)
+        _add(session, cell, unit[index], generation, scorer.grades(index), [], "", held)
 
     _decode(session, cell, unit, forced=forced, on_logits=scorer.on_logits, on_finish=finished)
     return scorer
 
 
 def _decode(session: Session, cell: Cell, unit: list[Request], **options: Any) -> None:
+    # A process of several that share a model sees the evictions of its own heads only.
+    trace = session.group.size == 1 and any(texts.wanted(session.study, r) for r in unit)
     generate(
         session.model,
         [request.prompt for request in unit],
@@ -215,6 +220,7 @@ def _decode(session: Session, cell: Cell, unit: list[Request], **options: Any) -
         seed=session.study.seed,
         charge_state=session.study.charge_state,
         request_ids=[request.identity for request in unit],
+        trace=trace,
         **options,
     )
 
@@ -227,6 +233,7 @@ def _add(
     grades: Grades,
     tokens: list[int],
     text: str,
+    held: dict[str, Any],
 ) -> None:
     row = {
         "policy": cell.policy,
@@ -245,6 +252,7 @@ def _add(
         "seconds": round(made.seconds, 6),
         "tokens": tokens,
         "text": text,
+        **held,
     }
     if told := lookahead.mode(cell.policy, session.study.entry.forced):
         row["mode"] = told

@@ -50,6 +50,9 @@ class Study:
     charge_state: bool = option(
         False, "policies give up the slots that their own state is worth in bytes"
     )
+    texts: int = option(
+        8, "problems whose evicted tokens are recorded, for texts in the report; 0 for none"
+    )
     out: str = option("results/study", "folder for results.jsonl, run.json, report.html, plots")
 
     def __post_init__(self) -> None:
@@ -60,8 +63,9 @@ class Study:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"study: {name} must be at least 1, got {value}")
-        if self.seed < 0:
-            raise UserError(f"study: seed must be >= 0, got {self.seed}")
+        for name in ("seed", "texts"):
+            if getattr(self, name) < 0:
+                raise UserError(f"study: {name} must be >= 0, got {getattr(self, name)}")
         if not 0 <= self.temperature < float("inf") or not 0 < self.top_p <= 1:
             raise UserError(
                 "study: temperature must be >= 0 and top_p in (0, 1], got "
@@ -116,7 +120,7 @@ class Study:
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for a run to continue another: all but how and where it runs."""
-        how = ("out", "tensor_parallel")
+        how = ("out", "tensor_parallel", "texts")
         values = {key: value for key, value in asdict(self).items() if key not in how}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 

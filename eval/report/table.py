@@ -1,0 +1,83 @@
+"""The study's table: for the terminal, the page and table.tex."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvpolicies.eval import lookahead
+from kvpolicies.eval.study import Study
+from kvpolicies.eval.summary import Summary
+
+
+class Entry(NamedTuple):
+    """One entry of a table: what it says, and by what it is sorted."""
+
+    text: str
+    value: float | str
+
+
+def table(study: Study, summaries: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:
+    """(headings, lines) of the table that the page and the terminal show."""
+    lines = [[entry.text for entry in entries(study, cell)] for cell in summaries]
+    return headings(study), lines
+
+
+def headings(study: Study) -> list[str]:
+    """What stands above the columns of `entries`."""
+    said = ["policy", "budget"]
+    for item in study.entry.measures:
+        said.append(item.heading + (" %" if item.percent else ""))
+        if item.against_full:
+            said.append("− full")
+    return [*said, "most slots", "cache", "policy state", "tokens/s"]
+
+
+def entries(study: Study, cell: Summary) -> list[Entry]:
+    """One line of the table."""
+    line = [Entry(cell.label, cell.policy)]
+    line.append(Entry("–" if cell.is_full else cell.budget, cell.slots))
+    for item in study.entry.measures:
+        value = cell.values[item.key]
+        line.append(Entry(item.show(value), value.value))
+        if item.against_full:
+            gap = cell.differences[item.key]
+            text = "" if cell.is_full else item.show(gap, signed=True)
+            line.append(Entry(text, 0.0 if cell.is_full else gap.value))
+    line += [Entry(_slots(cell), cell.max_slots)]
+    line += [Entry(size(count), count) for count in (cell.cache_bytes, cell.state_bytes)]
+    speed = "" if cell.lookahead else f"{cell.tokens_per_second:.0f}"
+    return [*line, Entry(speed, cell.tokens_per_second if speed else "")]
+
+
+def _slots(cell: Summary) -> str:
+    if cell.over_budget:
+        return f"{cell.max_slots} (over budget)"
+    return str(cell.max_slots)
+
+
+def size(count: float) -> str:
+    """Bytes, as one reads them."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def notes(study: Study, summaries: Sequence[Summary]) -> list[str]:
+    """What the table's columns and marks mean."""
+    said = [
+        "− full: this cell minus full on the same problems, in "
+        + ("nats" if study.entry.forced else "percentage points")
+        + ". An interval without width means that no problem differed.",
+        "most slots: the largest number that any head of any layer held in any sample. "
+        "cache: keys, values and positions of one sequence, all layers, as allocated. "
+        "policy state: what the policy keeps besides, of one sequence, all layers.",
+        "tokens/s: new tokens over the wall-clock time of their forwards, "
+        f"up to {study.batch_size} sequences at once, on the machine below; it includes "
+        "prefill and scoring, and it varies with what else the machine does.",
+    ]
+    if study.entry.forced:
+        said.insert(0, "Budgets are shares of each problem's prompt and solution together.")
+    if any(cell.lookahead for cell in summaries):
+        said.insert(0, lookahead.note(study.entry.forced))
+    return said
