@@ -104,7 +104,8 @@ def spread(
 
     Args:
         gaps: for each problem the gaps of its samples; [P] lists.
-        mine, theirs: [P], each policy's mean on each problem.
+        mine: [P], one policy's mean on each problem.
+        theirs: [P], the other's.
 
     The components are those of a one-way analysis of variance: within, the mean of the problems'
     sample variances; between, the variance of the problems' means less within / n, at least 0.

@@ -58,7 +58,10 @@ def slot_attention(
 
     Args:
         queries: [B, H, G, n, D].
-        keys, values: [B, H, L, D].
+        keys: [B, H, L, D].
+        values: as the keys.
+        visible: which slots each query sees.
+        softmax: the model's.
 
     Returns:
         [B, H, G, n, D] in the queries' dtype.
@@ -76,7 +79,7 @@ def slot_attention(
 def masked_attention(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, softmax: Softmax
 ) -> Tensor:
-    """The same under any `mask` [B or 1, H or 1, n, L] bool."""
+    """`slot_attention` under any `mask` [B or 1, H or 1, n, L] bool; None = all is visible."""
     b, h, g, n, d = queries.shape
     few = g * n <= FEW and queries.dtype == torch.float32 and not queries.is_cuda
     if few or not softmax.plain:

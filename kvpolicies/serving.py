@@ -94,8 +94,12 @@ def serving(
 
     Args:
         model: a transformers decoder in evaluation mode.
-        policy, budget, eos_token_id, step: as `generate` takes them.
+        policy: as `generate` takes it.
+        budget: as `generate` takes it.
+        rows: sequences decoded at once.
         max_length: most tokens of a prompt and its answer; `full` holds as many slots.
+        eos_token_id: as `generate` takes it.
+        step: as `generate` takes it.
 
     Raises:
         UserError: for what cannot run, the memory that is lacking included.

@@ -17,12 +17,16 @@ class KeyDiff(Policy):
 
     The mean moves with every token, so all keys are read twice at each eviction: `every` sets how
     many tokens lie between two (at most an eighth of the budget).
+
+    Raises:
+        UserError: for a value that an option cannot have.
     """
 
     name = "keydiff"
     source = "KeyDiff, arXiv 2504.15364"
     slot_tensors = MappingProxyType({"inverse_norm": torch.float32})
     every: int = 1
+    """Tokens between two evictions; at most an eighth of the budget goes at once."""
 
     def __post_init__(self) -> None:
         whole(self.every, 1, "keydiff: every")
