@@ -20,13 +20,15 @@ FEW = 8
 class Visible:
     """Which slots each of n queries sees.
 
-    `last` [B or 1, n]: slots up to this one; None = all. With `first` [B, n], of these only slots
-    whose position [B, L] is not before it (a sliding window; all heads hold the same positions).
+    A sliding window has `first` and `positions`; all heads hold the same positions then.
     """
 
     last: Tensor | None = None
+    """[B or 1, n] slots up to this one; None = all."""
     first: Tensor | None = None
+    """[B, n] of these only slots whose position is not before it; None = all."""
     positions: Tensor | None = None
+    """[B, L] of the slots, where `first` is given."""
 
     def blocks(self, n: int) -> "list[tuple[slice, Visible]]":
         """Cut into at most BLOCK of the n queries each."""

@@ -73,11 +73,13 @@ def policies() -> str:
         cls = load(target)
         declared = [words for flag, words in DECLARED.items() if getattr(cls, flag) is True]
         parts.append(f"## `{name}`\n\nSource: {cls.source}." + _sentence(declared))
+        # Below the depth of the table of contents, where the name stands already.
+        parts.append(
+            f"::: {_path(target)}\n    options:\n      heading_level: 4\n      members: false"
+        )
         rows = [(f"`{name}`", default, text) for name, default, text in options(cls)]
         if rows:
             parts.append(_table(("option", "default", "meaning"), rows))
-        settings = "members: false\n      show_bases: false\n      show_root_toc_entry: false"
-        parts.append(f"::: {_path(target)}\n    options:\n      {settings}")
     return "\n\n".join(parts)
 
 
