@@ -44,6 +44,7 @@ class Geometry:
     dtype: torch.dtype
     """Of keys and values."""
     device: torch.device
+    """Where they lie."""
     length: int = 0
     """Tokens of the longest sequence, 0 = not known beforehand."""
     first_head: int = 0

@@ -43,7 +43,7 @@ class Engine:
     """A loop without requests yet, and what a request must know of it."""
 
     loop: Loop
-    """The decode loop: `add` a request, then `step` and read events (loop.py)."""
+    """The decode loop: `add` a request, then `advance` and read its events (loop.py)."""
     policy: Policy
     """The one policy of all requests."""
     budget: Budget | str | int

@@ -43,6 +43,14 @@ DECLARED = {
 }
 """What a policy says of itself, in words."""
 
+# The heading lies below the depth of the table of contents, where the name stands already; options
+# have a table of their own.
+AS_POLICY = """
+      heading_level: 4
+      members: false
+      merge_init_into_class: false
+      show_bases: false"""
+
 
 def commands() -> str:
     """Markdown: every command with its arguments and options."""
@@ -73,10 +81,7 @@ def policies() -> str:
         cls = load(target)
         declared = [words for flag, words in DECLARED.items() if getattr(cls, flag) is True]
         parts.append(f"## `{name}`\n\nSource: {cls.source}." + _sentence(declared))
-        # Below the depth of the table of contents, where the name stands already.
-        parts.append(
-            f"::: {_path(target)}\n    options:\n      heading_level: 4\n      members: false"
-        )
+        parts.append(f"::: {_path(target)}\n    options:{AS_POLICY}")
         rows = [(f"`{name}`", default, text) for name, default, text in options(cls)]
         if rows:
             parts.append(_table(("option", "default", "meaning"), rows))

@@ -79,7 +79,7 @@ def measured() -> dict[str, tuple[str, str]]:
 def strip(kept: Tensor, query: int, top: float) -> list[str]:
     """A policy's lines of tokens, one a KV head; a path a colour, a box a run of equal tokens."""
     budget, tokens = Budget.parse(SLOTS), query + 1
-    width, paths = AXIS / tokens, {kind: "" for kind in ("gone", "sink", "score", "window")}
+    width, paths = AXIS / tokens, dict.fromkeys(("gone", "sink", "score", "window"), "")
     for line, row in enumerate(kept.tolist()):
         kinds = [
             "gone" if not seen else "sink" if t < budget.sinks
@@ -144,7 +144,8 @@ def picture() -> str:
         f'width="{width}" height="{height:.0f}" role="img">',
         f"<title>Tokens that each policy holds under one budget of {SLOTS} slots a head</title>",
         f"<style>{STYLE}</style>",
-        f'<rect class="card" x="0.5" y="0.5" width="{width - 1}" height="{height - 1:.0f}" rx="8"/>',
+        f'<rect class="card" x="0.5" y="0.5" width="{width - 1}" '
+        f'height="{height - 1:.0f}" rx="8"/>',
         text(20, 30, f"One budget of {SLOTS} slots a head. Policies differ in the tokens that they "
              "keep.", "title"),
         text((LEFT + thinking) / 2, 54, "prompt", "small middle"),
@@ -158,8 +159,8 @@ def picture() -> str:
         parts += row(policy, kept, query, TOP + index * step, figures[policy])
     for x in at.values():
         parts.append(f'<path class="need" d="M{x:.1f} {TOP - 9}V{bottom + 4}"/>')
-    parts.append(text(LEFT, bottom + 20, f"Red: what step {STEP} will look up. A line is a KV head "
-                      "(4 layers of 2). Answers: 48 problems, docs/study.md.", "small"))  # fmt: skip
+    note = f"Red: what step {STEP} will look up. A line is a KV head (4 layers of 2)."
+    parts.append(text(LEFT, bottom + 20, f"{note} Answers: 48 problems, docs/study.md.", "small"))
     return "\n".join([*parts, *legend(bottom + 42), "</svg>"]) + "\n"
 
 

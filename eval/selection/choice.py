@@ -63,6 +63,7 @@ class Limits:
 
     @property
     def on_accuracy(self) -> bool:
+        """Whether accuracy is constrained, so that bytes decide."""
         return self.least_accuracy is not None or self.largest_loss is not None
 
 
