@@ -20,6 +20,9 @@ from kvpolicies.registry import POLICIES, load
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]*))?\)")
+ROOMS = "kernels|kvpolicies|beacon|learned|eval|train|scripts|tests"
+NAMED = re.compile(rf"`(?=\w+/|::)((?:(?:{ROOMS})/[\w/]+\.(?:py|yaml))?)(?:::(test_\w+))?[\[`]")
+"""Files of the repository, and tests: `eval/x.py`, `eval/test_x.py::test_y`, `::test_z`."""
 RAISED = re.compile(r"\braise (?!NotImplementedError)\w")
 
 
@@ -78,6 +81,18 @@ def test_links_lead_to_files_and_headings() -> None:
     assert not broken, "\n".join(broken)
 
 
+def test_files_and_tests_that_pages_name_exist() -> None:
+    missing = []
+    for page in [page for page in pages() if page.name != "CONTRIBUTING.md"]:  # an example's file
+        file = ""
+        for path, test in re.findall(NAMED, page.read_text(encoding="utf-8")):
+            file = path or file
+            at = next((p for p in (ROOT / file, ROOT / "tests" / file) if p.is_file()), None)
+            if not at or (test and f"def {test}(" not in at.read_text(encoding="utf-8")):
+                missing.append(f"{page.relative_to(ROOT)}: {file} {test}")
+    assert not missing, "\n".join(missing)
+
+
 def test_every_page_is_in_the_navigation() -> None:
     def leaves(node: object) -> Iterator[str]:
         if isinstance(node, str):
@@ -124,7 +139,8 @@ def node_of(name: str) -> ast.ClassDef | ast.FunctionDef:
     path = name.removeprefix("kvpolicies.").split(".")
     if len(path) == 1:
         path = [kvpolicies._PUBLIC[path[0]], *path]
-    file = ROOT / "kvpolicies" / ("/".join(path[:-1]) + ".py")
+    module = ROOT.joinpath("kvpolicies", *path[:-1])
+    file = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
     tree = ast.parse(file.read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == path[-1]:
