@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import docs_reference  # mkdocs puts this folder on the path
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,13 +47,14 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
         to = posixpath.relpath(_page(path), posixpath.dirname(here) or ".")
         return to + (match[2] or "")
 
-    return MARK.sub(_marked, LINK.sub(moved, markdown))
+    markdown = LINK.sub(moved, markdown)
+    return MARK.sub(_marked, markdown) if here.startswith("reference/") else markdown
 
 
 def _marked(match: re.Match) -> str:
     make = docs_reference.PARTS.get(match[1])
     if make is None:
-        raise ValueError(f"{match[0]}: known marks are {', '.join(docs_reference.PARTS)}")
+        raise PluginError(f"{match[0]}: known marks are {', '.join(docs_reference.PARTS)}")
     return make()
 
 

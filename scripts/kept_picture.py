@@ -79,7 +79,8 @@ def measured() -> dict[str, tuple[str, str]]:
 def strip(kept: Tensor, query: int, top: float) -> list[str]:
     """A policy's lines of tokens, one a KV head; a path a colour, a box a run of equal tokens."""
     budget, tokens = Budget.parse(SLOTS), query + 1
-    width, paths = AXIS / tokens, dict.fromkeys(("gone", "sink", "score", "window"), "")
+    width = AXIS / tokens
+    paths: dict[str, str] = dict.fromkeys(("gone", "sink", "score", "window"), "")
     for line, row in enumerate(kept.tolist()):
         kinds = [
             "gone" if not seen else "sink" if t < budget.sinks
@@ -166,7 +167,7 @@ def picture() -> str:
 
 def main() -> None:
     """Writes the picture."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=DOCS / "kept.svg")
     args = parser.parse_args()
     args.out.write_text(picture(), encoding="utf-8")

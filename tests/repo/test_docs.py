@@ -4,13 +4,13 @@ the reference, links hold as GitHub follows them, and docstrings say what may be
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-import pytest
 import yaml
 
 import kvpolicies
@@ -26,16 +26,15 @@ NAMED = re.compile(rf"`(?=\w+/|::)((?:(?:{ROOMS})/[\w/]+\.(?:py|yaml))?)(?:::(te
 RAISED = re.compile(r"\braise (?!NotImplementedError)\w")
 
 
-@pytest.fixture(scope="module")
-def reference() -> Iterator:
+@cache
+def reference() -> Any:
     """The module that makes pages from the program."""
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        import docs_reference
-
-        yield docs_reference
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
+    file = ROOT / "scripts" / "docs_reference.py"
+    spec = importlib.util.spec_from_file_location("docs_reference", file)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @cache
@@ -62,15 +61,12 @@ def anchors(page: Path) -> set[str]:
     """The headings' ids as GitHub makes them; of pages made when the site is built, theirs too."""
     text = prose(page)
     if page.parent.name == "reference":
-        import docs_reference
-
-        for mark, make in docs_reference.PARTS.items():
+        for mark, make in reference().PARTS.items():
             text = text.replace(f"<!-- {mark} -->", make())
     heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-@pytest.mark.usefixtures("reference")
 def test_links_lead_to_files_and_headings() -> None:
     broken = []
     for page in pages():
@@ -111,8 +107,8 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert not missing
 
 
-def test_every_command_is_listed_with_every_option(reference) -> None:
-    text = reference.commands()
+def test_every_command_is_listed_with_every_option() -> None:
+    text = reference().commands()
     for name in COMMANDS:
         section = text.split(f"## `{name}`\n")[1].split("\n## ")[0]
         for action in parser_of(name)._actions:
@@ -120,18 +116,18 @@ def test_every_command_is_listed_with_every_option(reference) -> None:
                 assert re.search(rf"^\| `{option}\b", section, re.MULTILINE), (name, option)
 
 
-def test_every_policy_is_listed_with_every_option_and_its_meaning(reference) -> None:
-    text = reference.policies()
+def test_every_policy_is_listed_with_every_option_and_its_meaning() -> None:
+    text = reference().policies()
     for name, target in POLICIES.items():
         section = text.split(f"## `{name}`\n")[1].split("\n## ")[0]
         assert f"::: {target.replace(':', '.')}\n" in section
-        for option, default, meaning in reference.options(load(target)):
+        for option, default, meaning in reference().options(load(target)):
             assert meaning, f"{name}: {option} has no sentence under it"
             assert f"| `{option}` | {default} | {meaning.split()[0]}" in section, (name, option)
 
 
-def test_every_key_of_yaml_files_has_a_meaning(reference) -> None:
-    assert " |  |\n" not in reference.files()
+def test_every_key_of_yaml_files_has_a_meaning() -> None:
+    assert " |  |\n" not in reference().files()
 
 
 def node_of(name: str) -> ast.ClassDef | ast.FunctionDef:
