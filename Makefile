@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: study test lint clean
+.PHONY: study test lint docs clean
 
 study: .venv/ready  ## the main job: every policy on the embedded model, at three budgets
 	OMP_NUM_THREADS=1 $(BIN)/kvpolicies compare --out results/study
@@ -13,6 +13,10 @@ test: .venv/ready-dev  ## every test; KVPOLICIES_DATA=folder adds those on bench
 
 lint: .venv/ready-dev
 	$(BIN)/pre-commit run --all-files
+
+docs: .venv/ready-docs  ## the site, into build/site, without network; a warning is an error
+	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" \
+		$(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf .venv build dist *.egg-info results .pytest_cache .ruff_cache .hypothesis
@@ -27,3 +31,7 @@ clean:
 .venv/ready-dev: pyproject.toml constraints.txt | .venv/bin/pip
 	$(BIN)/pip install -c constraints.txt -e ".[dev,gguf]"
 	@touch $@ .venv/ready
+
+.venv/ready-docs: pyproject.toml constraints.txt | .venv/bin/pip
+	$(BIN)/pip install -c constraints.txt -e ".[docs]"
+	@touch $@

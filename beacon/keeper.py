@@ -37,9 +37,13 @@ class Keeper:
     """
 
     n_beacon: int
+    """Past queries kept, a query head."""
     n_recent: int
+    """Newest queries kept."""
     selector: str
+    """How beacons are chosen: an option of the policy `beacon`."""
     space: Space
+    """Where queries are compared."""
 
     @property
     def size(self) -> int:

@@ -42,31 +42,38 @@ class Beacon(Policy):
     the cache from the current position; the `n_recent` newest queries look from their own. Evicts
     down to 7/8 of the budget.
 
-    Options, the paper's ablations and ours:
-        n_beacon, n_recent: the split of the observation queries.
-        pool: over queries and group: `max`, `mean`, or `soft`, between the two by `temperature`
-            (log-mean-exp of the log-weights: 1 is the mean, towards 0 the maximum).
-        selector: `continual`, a bounded buffer thinned again and again; `initial`, the first
-            queries instead (Initial+Recent). Three choose from all queries but the recents, anew
-            at each eviction: `naive_fps`, and by spherical k-means `kmeans_centroid` and
-            `kmeans_nearest`. These keep the whole history, as many bytes a token as G keys: no
-            bounded state, for comparisons only; `state_bytes` counts it in full.
-        space: where queries are compared; `post_rope` also leaves beacons at their own positions.
-        shared: one set of beacons a KV group: the same time steps for all its query heads.
-        refresh: `beat`, the paper's, thins the buffer whenever it is full; `revisit` exchanges one
-            beacon whenever a query comes that none of them stands for (see `Exchange`).
+    Options are the paper's ablations and ours.
+
+    Raises:
+        UserError: for a value that an option cannot have, or options that exclude each other.
     """
 
     name = "beacon"
     source = "BeaconKV, arXiv 2609.04971"
     n_beacon: int = 16
+    """Past queries that look, far apart from each other; 0 = none."""
     n_recent: int = 16
+    """Newest queries that look, at least 1; their own tokens are protected."""
     pool: str = "max"
+    """Over observation queries and the group's heads: `max`, `mean`, or `soft`, between the two."""
     temperature: float = 0.25
+    """Of `soft`, the log-mean-exp of the log-weights: 1 is the mean, towards 0 the maximum."""
     selector: str = "continual"
+    """How beacons are chosen.
+
+    `continual`: a bounded buffer is thinned again and again. `initial`: the first queries instead
+    (Initial+Recent). Three choose from all queries but the recents, anew at each eviction:
+    `naive_fps`, and by spherical k-means `kmeans_centroid` and `kmeans_nearest`. These keep the
+    whole history, as many bytes a token as G keys: no bounded state, for comparisons only;
+    `state_bytes` counts it in full.
+    """
     space: str = "pre_rope"
+    """Where queries are compared; `post_rope` also leaves beacons at their own positions."""
     shared: bool = False
+    """One set of beacons a KV group: the same time steps for all its query heads."""
     refresh: str = "beat"
+    """`beat`, the paper's, thins the buffer whenever it is full; `revisit` exchanges one beacon
+    whenever a query comes that none of them stands for (see `Exchange`)."""
 
     def __post_init__(self) -> None:
         whole(self.n_beacon, 0, "beacon: n_beacon", MOST_QUERIES)

@@ -23,16 +23,23 @@ THEIRS = "transformers"
 
 @dataclass(frozen=True)
 class Load:
-    """What is run: so many rows, prompts and new tokens of so many tokens."""
+    """What is run."""
 
     batch: int
+    """Rows decoded at once."""
     prompt: int
+    """Tokens of each prompt."""
     new: int
+    """New tokens of each row."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One policy at one budget under one load."""
+    """One `policy` at one `budget` under one load: `batch`, `prompt` and `new` as in `Load`.
+
+    `cache_bytes` and `state_bytes` are those of all rows, and `predicted_bytes` is all that a batch
+    takes, weights included: all three by arithmetic (`predict`).
+    """
 
     policy: str
     budget: str

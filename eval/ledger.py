@@ -47,7 +47,7 @@ class LedgerProblem:
     """One problem; ``prompt`` and ``trace`` are words joined by single spaces, one token a word.
 
     ``bindings`` are (name, digit) pairs in prompt order and ``plan`` the planned names, whose
-    numbers start at ``first`` (1 unless training varies it). ``length`` counts both texts.
+    numbers start at ``first`` (1 unless training varies it). ``answer`` is the last digit.
     """
 
     prompt: str
@@ -59,10 +59,12 @@ class LedgerProblem:
 
     @property
     def steps(self) -> int:
+        """Planned steps."""
         return len(self.plan)
 
     @property
     def length(self) -> int:
+        """Tokens of prompt and trace together."""
         return len(self.prompt.split()) + len(self.trace.split())
 
 

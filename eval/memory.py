@@ -19,10 +19,12 @@ from kvpolicies.policy import Policy
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a batch under one policy; `weights` are shared, all else is for `batch` rows."""
+    """Bytes of a batch under one policy: for all its rows together."""
 
     batch: int
+    """Rows."""
     weights: int
+    """The model's, which all rows share."""
     cache: int
     """Keys, values and positions of all layers."""
     state: int

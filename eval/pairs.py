@@ -25,7 +25,11 @@ NAME = "pairs.csv"
 
 @dataclass(frozen=True)
 class Pair:
-    """Policy `a` minus policy `b` at one budget (full has none and meets every budget's cells)."""
+    """Policy `a` minus policy `b` at one `budget` (full has none and meets every budget's cells).
+
+    The `difference` is one of the study's first `measure`, paired by problem, over so many
+    `problems`; `spread` has the variances of its gap.
+    """
 
     measure: str
     a: str

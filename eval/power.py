@@ -40,7 +40,8 @@ SAMPLES = (1, 2, 4, 8, 16, 32, 64)
 class Spread:
     """Variances of the gap between two policies, and the correlation of their problem means.
 
-    `within` is nan where each problem has one sample: `between` then holds both.
+    `between` is that of the problems' true gaps, `within` that of one sample's gap inside a
+    problem: nan where each problem has one sample, and `between` then holds both.
     """
 
     between: float
@@ -79,7 +80,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Power:
-    """The power note of a study: for its median pair, by the variance of the gap."""
+    """The power note of a study of so many `problems`: for its median pair, by its `spread`."""
 
     problems: int
     samples: int
@@ -104,7 +105,8 @@ def spread(
 
     Args:
         gaps: for each problem the gaps of its samples; [P] lists.
-        mine, theirs: [P], each policy's mean on each problem.
+        mine: [P], one policy's mean on each problem.
+        theirs: [P], the other's.
 
     The components are those of a one-way analysis of variance: within, the mean of the problems'
     sample variances; between, the variance of the problems' means less within / n, at least 0.

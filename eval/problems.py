@@ -38,8 +38,10 @@ class Columns:
 class Problem:
     """One problem, as it is asked.
 
-    `text` is the whole turn of the user. `solution` is what is forced (fidelity); `ledger` is set
-    for ledger problems. `rule` is whatever else decides a grade, for the fingerprint.
+    `id` names it in rows, `text` is the whole turn of the user, `answer` the right one (of choices:
+    its letter). `solution` is what is forced (fidelity); `ledger` is set for ledger problems;
+    `choices` are in the order shown; `tests`, `starter` and `function` belong to answers in code.
+    `rule` is whatever else decides a grade, for the fingerprint.
     """
 
     id: str

@@ -22,7 +22,10 @@ FLIPS = 9999
 
 
 class Interval(NamedTuple):
-    """An estimate and the ends of its 95 % interval (nan where none can be given)."""
+    """An estimate, its `value`, and the ends of its 95 % interval, `low` and `high`.
+
+    The ends are nan where none can be given.
+    """
 
     value: float
     low: float
@@ -30,6 +33,7 @@ class Interval(NamedTuple):
 
     @property
     def excludes_zero(self) -> bool:
+        """Whether zero lies outside of the interval."""
         return self.low > 0 or self.high < 0
 
     def overlaps(self, other: "Interval") -> bool:

@@ -21,7 +21,12 @@ Cells = dict[tuple[str, str], list[Row]]
 
 @dataclass(frozen=True)
 class Summary:
-    """One cell. Bytes are those of one row of the batch (the largest seen), all layers together."""
+    """One cell: a `policy` at a `budget`, over so many `problems` and `samples` of them together.
+
+    `cache_bytes` and `state_bytes` are those of one row of the batch (the largest seen), all layers
+    together; `mean_length` counts new tokens, and `tokens_per_second` those of all samples over the
+    time that counts as theirs.
+    """
 
     policy: str
     budget: str
@@ -60,6 +65,7 @@ class Summary:
 
     @property
     def is_full(self) -> bool:
+        """Whether this is the reference."""
         return self.policy == FULL
 
 

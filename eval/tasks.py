@@ -128,7 +128,11 @@ class Task:
         return [self.asked(problem) for problem in found]
 
     def asked(self, problem: Problem) -> Problem:
-        """`problem` with its choices in order and the user's whole turn as its text."""
+        """`problem` with its choices in order and the user's whole turn as its text.
+
+        Raises:
+            UserError: for choices that are not in order, naming the problem.
+        """
         if self.grader == "choice":
             try:
                 shown, letter = choices.shuffled(problem.text, problem.answer, problem.choices)

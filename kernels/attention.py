@@ -20,13 +20,15 @@ FEW = 8
 class Visible:
     """Which slots each of n queries sees.
 
-    `last` [B or 1, n]: slots up to this one; None = all. With `first` [B, n], of these only slots
-    whose position [B, L] is not before it (a sliding window; all heads hold the same positions).
+    A sliding window has `first` and `positions`; all heads hold the same positions then.
     """
 
     last: Tensor | None = None
+    """[B or 1, n] slots up to this one; None = all."""
     first: Tensor | None = None
+    """[B, n] of these only slots whose position is not before it; None = all."""
     positions: Tensor | None = None
+    """[B, L] of the slots, where `first` is given."""
 
     def blocks(self, n: int) -> "list[tuple[slice, Visible]]":
         """Cut into at most BLOCK of the n queries each."""
@@ -58,7 +60,10 @@ def slot_attention(
 
     Args:
         queries: [B, H, G, n, D].
-        keys, values: [B, H, L, D].
+        keys: [B, H, L, D].
+        values: as the keys.
+        visible: which slots each query sees.
+        softmax: the model's.
 
     Returns:
         [B, H, G, n, D] in the queries' dtype.
@@ -76,7 +81,7 @@ def slot_attention(
 def masked_attention(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, softmax: Softmax
 ) -> Tensor:
-    """The same under any `mask` [B or 1, H or 1, n, L] bool."""
+    """`slot_attention` under any `mask` [B or 1, H or 1, n, L] bool; None = all is visible."""
     b, h, g, n, d = queries.shape
     few = g * n <= FEW and queries.dtype == torch.float32 and not queries.is_cuda
     if few or not softmax.plain:

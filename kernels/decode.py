@@ -56,7 +56,8 @@ def decode_attention(
 
     Args:
         queries: [B, H, G, 1, D].
-        keys, values: [B, H, C, D]; nothing is read behind a row's length.
+        keys: [B, H, C, D]; nothing is read behind a row's length.
+        values: as the keys.
         lengths: [B] integer, on the device: the filled slots of each row; None = all C.
         first: [B] integer, with `positions` [B, C]: of the filled slots only those whose position
             is not before it (a sliding window; all heads hold the same positions).

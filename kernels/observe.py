@@ -48,7 +48,12 @@ def observation_scores(
     """`observation_weights` (weights.py), pooled over the queries.
 
     Args:
-        queries, keys, query_positions, key_positions, softmax, valid: as there.
+        queries: as there.
+        keys: as there.
+        query_positions: as there.
+        key_positions: as there.
+        softmax: as there.
+        valid: as there.
         pool: `max`, `sum`, or `mean`, the sum divided by how many queries are valid.
         per: `group` pools over queries and the group's heads; `head` over queries alone; `merged`
             makes one head of the group first, whose logits are the maximum of the heads' (R-KV);

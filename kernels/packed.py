@@ -19,7 +19,9 @@ def packed_attention(
 
     Args:
         queries: [B, H, G, S, D], of all positions 0 .. S - 1.
-        keys, values: [B, H, S, D], of the same positions.
+        keys: [B, H, S, D], of the same positions.
+        values: as the keys.
+        softmax: the model's.
         documents: [B, S] integer, never falling along a row; None = one document a row.
         span: keys that a query looks back at most, its own included; None = all.
 

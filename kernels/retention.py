@@ -33,7 +33,9 @@ def retain(
 
     Args:
         priorities: [R, S] float, higher stays. A decay with age is part of it: r_t + lambda * t.
-        sinks, window, topk: tokens that a row holds, of each kind; topk >= 1.
+        sinks: first tokens of a document, which never leave.
+        window: newest tokens, which cannot leave yet.
+        topk: tokens that a row holds beside these, at least 1.
         documents: [R, S] integer (or what expands to it), nondecreasing along a row; documents
             know nothing of each other. None: each row is one.
 

@@ -11,6 +11,7 @@ class Softmax:
     """logits = cap * tanh(scale * q.k / cap), softmax over them and a sink."""
 
     scale: float
+    """Of the products q.k, in most models D ** -0.5."""
     cap: float | None = None
     """Soft limit of the logits (Gemma 2, arXiv 2408.00118); None = no limit."""
     sink: Tensor | None = None

@@ -22,8 +22,11 @@ class Budget:
     """
 
     total: int
+    """The most slots a KV head ever holds, the new token included."""
     sinks: int = SINKS
+    """First tokens of a sequence, which are never evicted."""
     window: int = WINDOW
+    """Newest tokens, which are never evicted."""
 
     def __post_init__(self) -> None:
         for name in ("total", "sinks", "window"):
@@ -74,12 +77,16 @@ class Budget:
 class Grant(Budget):
     """A budget in force under a paper's own rule, where that holds more than was asked for.
 
-    `total` stays the most slots ever held; `asked` is what the study gave, `prompt` the prompt's
-    tokens.
+    `total` stays the most slots ever held.
+
+    Raises:
+        ValueError: as `Budget`.
     """
 
     asked: int = 0
+    """Slots that the study gave."""
     prompt: int = 0
+    """Tokens of the prompt."""
     in_chunks: bool = False
     """Long prompts are evicted in chunks, as under any budget; else the rule says how much goes."""
 

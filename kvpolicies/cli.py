@@ -66,16 +66,21 @@ def _run(argv: list[str]) -> int:
     name = argv[0]
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}: {nearest(name, list(COMMANDS))}")
+    parser = parser_of(name)
+    return load(f"{COMMANDS[name][0]}:run")(parser.parse_args(argv[1:]))
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """The parser of a command of `COMMANDS`; what it refuses is raised as UserError."""
     target, text = COMMANDS[name]
-    add_arguments, run = load(f"{target}:add_arguments"), load(f"{target}:run")
     parser = _Parser(
         prog=f"kvpolicies {name}",
         description=text,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add_arguments(parser)
-    return run(parser.parse_args(argv[1:]))
+    load(f"{target}:add_arguments")(parser)
+    return parser
 
 
 def _usage() -> str:

@@ -27,7 +27,11 @@ def option(default: Any, text: str) -> Any:
 
 @dataclass(frozen=True)
 class Deployment:
-    """What a deployment runs: one YAML for `generate` and whatever else decodes."""
+    """What a deployment runs: one YAML for `generate` and whatever else decodes.
+
+    Raises:
+        UserError: for a value that cannot be, an unknown policy, an impossible budget.
+    """
 
     model: str = option("embedded", "embedded, smollm2, a hub id, a folder, or gguf:FILE")
     policy: str = option("beacon", "policy with options, such as beacon(n_beacon=8)")
@@ -99,12 +103,20 @@ def from_mapping(cls: type[Config], mapping: Any, where: str) -> Config:
 
 
 def load_yaml(cls: type[Config], path: str | Path) -> Config:
-    """Reads a config from a YAML file; see `from_mapping` for what is refused."""
+    """Reads a config from a YAML file.
+
+    Raises:
+        ValueError: for what `read_yaml` and `from_mapping` refuse; each names the file.
+    """
     return from_mapping(cls, read_yaml(path), str(path))
 
 
 def read_yaml(path: str | Path) -> Any:
-    """The contents of a YAML file; an empty one is an empty mapping."""
+    """The contents of a YAML file; an empty one is an empty mapping.
+
+    Raises:
+        UserError: no such file, no valid YAML (naming the line), a key given twice.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             content = yaml.load(file, _UniqueKeys)

@@ -54,9 +54,11 @@ def generate(
         max_new_tokens: one limit, or one a prompt.
         batch_size: rows decoded together (default: all prompts); the others wait.
         eos_token_id: stop tokens (default: the model's generation config).
-        temperature, top_p, top_k: sampling; temperature 0 is greedy.
-        seed: with `request_ids` (default: the prompt's index) it fixes a request's random numbers,
-            whatever its batch.
+        temperature: of sampling; 0 is greedy.
+        top_p: sample among the likeliest tokens that together have this probability.
+        top_k: sample among so many likeliest tokens; 0 = off.
+        seed: fixes a request's random numbers, whatever its batch.
+        request_ids: what else fixes them, a number a prompt (default: its index).
         forced: teacher forcing: these new tokens are fed instead of the model's own choices. A
             policy that looks ahead (oracle) needs them: a full run over them is recorded first,
             whose time counts as nobody's.

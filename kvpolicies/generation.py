@@ -16,6 +16,7 @@ class Generation:
     finish: str
     """"stop" (a stop token) or "length"."""
     prompt_tokens: int
+    """Tokens of the prompt."""
     seconds: float
     """Its share of the wall clock: a forward's time is divided equally among its rows."""
     max_slots: int
@@ -31,3 +32,4 @@ class Generation:
     choices: list[int]
     """What the model chose at each step: its tokens, unless others were forced."""
     trace: EvictionTrace | None = None
+    """Eviction times of prompt and new tokens, if they were asked for."""

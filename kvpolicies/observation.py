@@ -22,6 +22,7 @@ class NewestQueries(Policy):
     """
 
     every: int = 128
+    """Tokens between two evictions; at most an eighth of the budget goes at once."""
 
     def __post_init__(self) -> None:
         whole(self.every, 1, f"{self.name}: every")

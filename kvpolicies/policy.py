@@ -32,12 +32,19 @@ class Geometry:
     """The fixed sizes of one layer."""
 
     rows: int
+    """B."""
     heads: int
+    """H: KV heads that lie in this process."""
     groups: int
+    """G: query heads per KV head."""
     slots: int
+    """C: slots allocated a head."""
     head_dim: int
+    """D."""
     dtype: torch.dtype
+    """Of keys and values."""
     device: torch.device
+    """Where they lie."""
     length: int = 0
     """Tokens of the longest sequence, 0 = not known beforehand."""
     first_head: int = 0
@@ -70,15 +77,21 @@ class View:
     """
 
     geometry: Geometry
+    """Sizes of the layer, for all rows of the cache."""
     layer: int
+    """Number of the layer in the model."""
     keys: Float[Tensor, "B H L D"]
+    """Post-RoPE, unless the policy rerotates; in slot order, which is not that of positions."""
     values: Float[Tensor, "B H L D"]
+    """As the keys."""
     positions: Int[Tensor, "B H L"]
+    """Each slot's position in the sequence, int32."""
     lengths: list[int]
     """Filled slots of each row."""
     seen: list[int]
     """Tokens processed of each row, evicted ones included."""
     budgets: list[Budget]
+    """In force for each row."""
     seeds: list[int]
     """Identity of each row's sequence: the same in any batch."""
     state: Mapping[str, Tensor]
@@ -88,6 +101,7 @@ class View:
     counters: list[dict[str, int]]
     """The policy's host counters, one dict a row, empty when a sequence begins."""
     rope: Rope
+    """The model's rotation at this layer."""
     softmax: Softmax
     """How the model turns products of queries and keys into attention weights."""
     futures: list[Any]
@@ -111,12 +125,15 @@ class Policy:
     """
 
     name: ClassVar[str]
+    """What specs, tables and files call it."""
     source: ClassVar[str] = ""
     """Paper or origin, one line."""
     evicts: ClassVar[bool] = True
     """False: nothing is ever evicted, and the budget must hold the whole sequence."""
     needs_attention: ClassVar[bool] = False
+    """`observe` reads `step.weights`."""
     needs_input: ClassVar[bool] = False
+    """`observe` reads `step.inputs`."""
     needs_future: ClassVar[bool] = False
     """Looks ahead in a recorded run of the same tokens: can be evaluated, never deployed."""
     mixes_heads: ClassVar[bool] = False
@@ -129,7 +146,11 @@ class Policy:
     """Slot-aligned tensors [B, H, C] to keep; zero for a new token, moved with its slot."""
 
     def check_model(self, model: Any) -> None:
-        """Raises UserError if the policy cannot run on this model: its scorer is another's."""
+        """Looks at the model before anything runs. Default: any will do.
+
+        Raises:
+            UserError: if the policy cannot run on it: its scorer is another model's.
+        """
 
     @property
     def made_for(self) -> str | None:
@@ -164,7 +185,7 @@ class Policy:
         return budget.total
 
     def drop(self, budget: Budget) -> int:
-        """Slots freed at one eviction while decoding; 1 = one in, one out."""
+        """Slots that each head frees at one eviction while decoding; 1 = one in, one out."""
         return 1
 
     def protects(self, budget: Budget) -> int:
@@ -188,7 +209,7 @@ class Policy:
         raise NotImplementedError
 
     def evicted(self, view: View) -> None:
-        """Called after an eviction, with the view of what was kept."""
+        """Called after an eviction, with the view of what was kept. Default: nothing to do."""
 
     def __str__(self) -> str:
         """The spec that `resolve` reads back: the name, and options that are not the default."""
@@ -207,7 +228,8 @@ MOST_QUERIES = 1 << 16
 def batched_drop(every: int, budget: Budget) -> int:
     """Slots freed at once by a policy that evicts every `every` tokens under a fixed budget.
 
-    At most an eighth of the budget: a cache that is emptied further holds too little on average.
+    At most an eighth of the budget, and never more than the top-k: a cache that is emptied further
+    holds too little on average.
     """
     return max(1, min(every, budget.total // 8, budget.topk))
 

@@ -20,6 +20,10 @@ def replay(model: Any, trace: EvictionTrace) -> Float[Tensor, "B T V"]:
 
     Position t's logits predict token t + 1. Memory: a [B, H, T, T] mask a layer. What lies behind
     the end of a shorter sequence is padding; ignore its logits.
+
+    Args:
+        model: the transformers decoder that made the trace; put back as it was on return.
+        trace: of as many layers and KV heads as the model has.
     """
     device = next(model.parameters()).device
     tokens = trace.tokens.to(device)

@@ -23,12 +23,20 @@ COLDEST = 1e-3
 
 @dataclass(frozen=True)
 class Sampling:
-    """temperature 0 is greedy; `top_p` and `top_k` (0 = off) cut the distribution's tail."""
+    """How a token is chosen from logits.
+
+    Raises:
+        UserError: for a value out of its range.
+    """
 
     temperature: float = 0.0
+    """0 is greedy."""
     top_p: float = 1.0
+    """Only the likeliest tokens that together have this probability; above 0, at most 1."""
     top_k: int = 0
+    """Only so many likeliest tokens; 0 = off."""
     seed: int = 0
+    """Of a request's own random numbers, with its number; 0 or more."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):

@@ -43,9 +43,13 @@ class Engine:
     """A loop without requests yet, and what a request must know of it."""
 
     loop: Loop
+    """The decode loop: `add` a request, then `advance` and read its events (loop.py)."""
     policy: Policy
+    """The one policy of all requests."""
     budget: Budget | str | int
+    """As `generate` takes it."""
     rows: int
+    """Sequences decoded at once."""
     max_length: int
     """Most tokens of a prompt and its answer."""
 
@@ -56,7 +60,10 @@ class Engine:
         ratio of prompt + limit where the budget is a ratio.
 
         Args:
-            index: names the request in events. limit: most new tokens.
+            index: names the request in events.
+            prompt: token ids, at least one.
+            limit: most new tokens.
+            sampling: of this request alone.
 
         Raises:
             UserError: for an empty prompt, one that is too long, or a budget impossible for it.
@@ -71,11 +78,11 @@ class Engine:
         return request
 
     def cache_bytes(self) -> int:
-        """Keys, values and positions of all rows."""
+        """Bytes of keys, values and positions, all rows and layers."""
         return self.rows * self.loop.cache.cache_bytes()
 
     def state_bytes(self) -> int:
-        """The policy's own tensors of all rows."""
+        """Bytes of the policy's own tensors, all rows and layers."""
         return self.rows * self.loop.cache.state_bytes()
 
 
@@ -94,8 +101,12 @@ def serving(
 
     Args:
         model: a transformers decoder in evaluation mode.
-        policy, budget, eos_token_id, step: as `generate` takes them.
+        policy: as `generate` takes it.
+        budget: as `generate` takes it.
+        rows: sequences decoded at once.
         max_length: most tokens of a prompt and its answer; `full` holds as many slots.
+        eos_token_id: as `generate` takes it.
+        step: as `generate` takes it.
 
     Raises:
         UserError: for what cannot run, the memory that is lacking included.

@@ -20,7 +20,11 @@ NEVER = torch.iinfo(torch.int32).max
 
 @dataclass(frozen=True)
 class EvictionTrace:
-    """Eviction times of B sequences of at most T tokens, with those tokens."""
+    """Eviction times of B sequences of at most T tokens, with those tokens.
+
+    Raises:
+        ValueError: for shapes or dtypes that do not fit together.
+    """
 
     times: Int[Tensor, "B layers H T"]
     """e, int32."""
@@ -40,7 +44,7 @@ class EvictionTrace:
             )
 
     def visible(self, layer: int) -> Bool[Tensor, "B H T T"]:
-        """mask[b, h, q, t]: query q sees key t."""
+        """mask[b, h, q, t] of a layer, by its number: query q sees key t."""
         t = torch.arange(self.times.shape[-1], device=self.times.device)
         seen = t[:, None] < self.times[:, layer, :, None, :]
         return seen & (t[None, :] <= t[:, None])
@@ -55,7 +59,7 @@ class EvictionTrace:
         return self.kept(query).sum(-1)
 
     def save(self, path: str | Path) -> None:
-        """Writes one safetensors file."""
+        """Writes one safetensors file; `OSError` where it cannot be written."""
         tensors = {"times": self.times.contiguous().cpu(), "tokens": self.tokens.contiguous().cpu()}
         save_file(tensors, path, metadata={"format": "kvpolicies.EvictionTrace", "version": "1"})
 

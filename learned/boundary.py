@@ -94,9 +94,12 @@ def boundary_loss(
 
     Args:
         scores: [B, H, S], the student's, of any float type.
-        targets, futures: [B, H, S] and [B, S], of `future_targets`.
+        targets: [B, H, S], of `Target.of`.
+        futures: [B, S], of `future_counts`.
         decay: [H] >= 0, learned; None = 0.
-        sinks, window, topk: what a head holds.
+        sinks: first tokens that a head keeps.
+        window: newest tokens that it keeps.
+        topk: tokens that it holds beside these.
         min_future: pairs of which a token has fewer later queries leave the loss; at least 1.
         tau: temperature of the student's differences.
         documents: [B, S] integer, nondecreasing; None = one a row.

@@ -38,7 +38,8 @@ def block_mask(
     """The same for FlexAttention, without S x S.
 
     Args:
-        expires, documents: as in `dense_mask`.
+        expires: as in `dense_mask`.
+        documents: as in `dense_mask`.
         groups: query heads per KV head; FlexAttention asks for masks by query head.
         block: tokens a side of a block.
 

@@ -27,8 +27,11 @@ ASSETS = Path(__file__).parent / "assets"
 class Learned(Policy):
     """Base of the policies that score each token once, with a trained scorer.
 
-    `scorer` names a folder (`Scorer.save_pretrained`) or a hub id. What is loaded from it is kept
-    beside the fields and is no part of the policy's equality.
+    What is loaded from the folder `scorer` is kept beside the fields and is no part of the policy's
+    equality.
+
+    Raises:
+        UserError: for `every` below 1; when the scorer is used, if it is not there or not whole.
     """
 
     slot_tensors = MappingProxyType({"score": torch.float32})
@@ -36,7 +39,9 @@ class Learned(Policy):
     precision: ClassVar[torch.dtype] = torch.float32
     """Of the scorer's weights and of what it reads (float32 where a device has no other)."""
     scorer: str = ""
+    """A folder (`Scorer.save_pretrained`) or a hub id; empty: the embedded model's own."""
     every: int = 1
+    """Tokens between two evictions; at most an eighth of the budget goes at once."""
 
     def __post_init__(self) -> None:
         whole(self.every, 1, f"{self.name}: every")
@@ -77,7 +82,11 @@ class Learned(Policy):
         return config
 
     def network(self, device: torch.device) -> Scorer:
-        """The scorer with its weights: read once for each folder and device."""
+        """The scorer with its weights: read once for each folder and device.
+
+        Raises:
+            UserError: if the files are not there, or not whole.
+        """
         if device not in self._networks:
             stamps = tuple(
                 file.stat().st_mtime_ns if file.is_file() else 0
@@ -92,19 +101,31 @@ class Learned(Policy):
         return {}
 
     def check_model(self, model: Any) -> None:
-        """Refuses a model that the scorer was not made for, and a scorer that is not whole."""
+        """Refuses a model that the scorer was not made for, and a scorer that is not whole.
+
+        Raises:
+            UserError: for either.
+        """
         check_base(self.config, model, str(self))
         device = next(model.parameters()).device
         if device.type != "meta":  # where only sizes are asked for
             self.network(device)
 
     def grant(self, budget: Budget, prompt: int, limit: int) -> Budget:
-        """The budget as it is; UserError if tokens could go before they are scored."""
+        """The budget as it is.
+
+        Raises:
+            UserError: if tokens could go before they are scored.
+        """
         self._check_window(budget)
         return budget
 
     def full_at(self, budget: Budget, seen: int) -> int:
-        """The budget's total; refuses what `grant` does, for not every loop asks that."""
+        """The budget's total; refuses what `grant` does, for not every loop asks that.
+
+        Raises:
+            UserError: as `grant`.
+        """
         self._check_window(budget)
         return budget.total
 

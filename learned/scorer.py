@@ -198,7 +198,7 @@ class Scorer(nn.Module):
         return self.like.dtype
 
     def features(self, keys: Tensor, values: Tensor) -> Tensor:
-        """[k; v] [B, H, S, 2 D] in the weights' dtype, detached."""
+        """Keys and values side by side, `[B, H, S, 2 D]`, in the weights' dtype, detached."""
         return torch.cat([x.detach().to(self.dtype) for x in (keys, values)], dim=-1)
 
     def scores(
@@ -215,7 +215,8 @@ class Scorer(nn.Module):
         multiplies with the token's age. Where t + lag lies beyond t's document: 0, no score.
 
         Args:
-            keys, values: [B, H, S, D], keys as `config.features` says (post-RoPE: as cached).
+            keys: [B, H, S, D], as `config.features` says (post-RoPE: as cached).
+            values: [B, H, S, D].
             inputs: [B, S, E], what dms and trimkv read instead.
             documents: [B, S], numbers that do not fall along a row; None = one document a row.
         """

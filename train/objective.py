@@ -45,6 +45,7 @@ class Objective:
     """The recipe's losses of one layer."""
 
     recipe: Recipe
+    """Weights, budgets and targets."""
 
     def __call__(self, scores: Tensor, decay: Tensor | None, lesson: Lesson, step: int) -> Parts:
         """The loss at an optimiser step.

@@ -50,15 +50,20 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Limits:
-    """What is asked for. Shares are 0 to 1; memory is in bytes."""
+    """What is asked for. Shares are 0 to 1; None = not asked."""
 
     memory: int | None = None
+    """Most bytes that may be held."""
     least_accuracy: float | None = None
+    """Least share of right samples."""
     largest_loss: float | None = None
+    """Most that may be lost against full."""
     tolerance: float = 0.03
+    """Under memory alone: by how much another may be better than the choice."""
 
     @property
     def on_accuracy(self) -> bool:
+        """Whether accuracy is constrained, so that bytes decide."""
         return self.least_accuracy is not None or self.largest_loss is not None
 
 
@@ -106,16 +111,21 @@ class Choice:
     """The verdict, and all that it rests on."""
 
     verdict: str
+    """Whether one was chosen, the data cannot tell, or none meets the constraints."""
     winner: Candidate | None
     """If undecided, the best by point estimates."""
     limits: Limits
+    """What was asked for."""
     candidates: tuple[Candidate, ...]
+    """All, full first."""
     tests: dict[Cell, tuple[Test, ...]]
+    """Of each candidate, on each task against each threshold."""
     level: float
     """Of each bound."""
     equals: tuple[Candidate, ...] = ()
     """Others that would do as well; the tie-break decided."""
     rivals: tuple[Rival, ...] = ()
+    """Those that may be better than the winner by more than the tolerance."""
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether its predicted memory is within the limit."""

@@ -22,6 +22,7 @@ class H2O(Policy):
     needs_attention = True
     slot_tensors = MappingProxyType({"mass": torch.float32})
     faithful: bool = False
+    """The paper's split: half of the budget is the window, and there are no sinks."""
 
     def grant(self, budget: Budget, prompt: int, limit: int) -> Budget:
         """Under `faithful=True`: the same slots, half of them the window."""

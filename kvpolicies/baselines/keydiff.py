@@ -18,12 +18,16 @@ class KeyDiff(Policy):
     The mean moves with every token, so all keys are read twice at each eviction, which happens
     every `every` tokens (at most an eighth of the budget at once). One at a time costs more and, on
     ledger traces, keeps less (docs/performance.md): each token then goes by a mean of its own.
+
+    Raises:
+        UserError: for a value that an option cannot have.
     """
 
     name = "keydiff"
     source = "KeyDiff, arXiv 2504.15364"
     slot_tensors = MappingProxyType({"inverse_norm": torch.float32})
     every: int = 128
+    """Tokens between two evictions; at most an eighth of the budget goes at once."""
 
     def __post_init__(self) -> None:
         whole(self.every, 1, "keydiff: every")

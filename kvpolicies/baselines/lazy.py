@@ -18,6 +18,9 @@ class Lazy(Policy):
     such step, MRI the longest gap between two. Score = H1 + H2, H1 = 2 sigmoid(-(t - TS) / MRI) and
     H2 = 2 sigmoid(-1 / MRI), both 0 for a token that never recurred. How the paper combines H1 and
     H2, and its alpha, are not confirmed: the sum, and 1e-4, are readings.
+
+    Raises:
+        UserError: for a value that an option cannot have.
     """
 
     name = "lazy"
@@ -26,7 +29,9 @@ class Lazy(Policy):
     # TS - own position, so that a new token's zero says "at its own step".
     slot_tensors = MappingProxyType({"since": torch.int32, "gap": torch.int32})
     alpha: float = 1e-4
+    """Attention above which a token counts as attended; from 0, below 1."""
     every: int = 32
+    """Tokens between two evictions; at most an eighth of the budget goes at once."""
 
     def __post_init__(self) -> None:
         whole(self.every, 1, "lazy: every")

@@ -24,12 +24,16 @@ class Oracle(Policy):
 
     The recording is not counted as policy state: nothing that could be deployed would hold it.
     Evicts every `every` tokens, at most an eighth of the budget at once.
+
+    Raises:
+        UserError: for `every` below 1; at an eviction, if no recording was handed to the cache.
     """
 
     name = "oracle"
     source = "no paper: future attention of the full cache"
     needs_future = True
     every: int = 32
+    """Tokens between two evictions; at most an eighth of the budget goes at once."""
 
     def __post_init__(self) -> None:
         whole(self.every, 1, "oracle: every")

@@ -12,12 +12,17 @@ from kvpolicies.transfer import on_device
 
 @dataclass(frozen=True, kw_only=True)
 class Random(Policy):
-    """Score = a seeded random number per (sequence, layer, KV head, position): the control."""
+    """Score = a seeded random number per (sequence, layer, KV head, position): the control.
+
+    Raises:
+        UserError: for a seed below 0.
+    """
 
     name = "random"
     source = "control"
     slot_tensors = MappingProxyType({"drawn": torch.float32})
     seed: int = 0
+    """Another seed draws other numbers; 0 or more."""
 
     def __post_init__(self) -> None:
         whole(self.seed, 0, "random: seed")

@@ -20,15 +20,23 @@ class RKV(NewestQueries):
     keys, mean over queries, max-pooled along positions. Redundancy: see `key_redundancy`.
     The paper adds its buffer of `every` tokens on top of the budget, and has no sinks:
     `faithful=True`. Otherwise the buffer is inside the budget, at most an eighth of it.
+
+    Raises:
+        UserError: for a value that an option cannot have.
     """
 
     name = "rkv"
     source = "R-KV, arXiv 2505.24133"
     alpha: int = 8
+    """Newest queries that look, whose own tokens are protected."""
     kernel: int = 7
+    """Neighbours in position over which importance is max-pooled; odd."""
     mix: float = 0.1
+    """Weight of importance against redundancy, 0 to 1: the paper's lambda."""
     beta: int = 1
+    """Most recent alike neighbours of a key that do not count as redundancy."""
     faithful: bool = False
+    """The paper's rule: the buffer beside the budget, and no sinks."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,16 +16,24 @@ class RPC(NewestQueries):
     One kept set a layer. Every eviction goes down to the fixed budget, at most an eighth of it at
     once. `faithful=True` is the paper's rule: the prompt is never evicted, and of every `P` new
     tokens the cache keeps `P / c` more, so that it grows; the budget asked for plays no part.
+
+    Raises:
+        UserError: for a value that an option cannot have.
     """
 
     name = "rpc"
     source = "RPC, arXiv 2505.13866 (fixed budget)"
     mixes_heads = True
     observe_window: int = 32
+    """Newest queries that look: the paper's R."""
     kernel: int = 7
+    """Neighbours in position over which scores are averaged; odd."""
     faithful: bool = False
+    """The paper's rule: a cache that grows, and a prompt that stays."""
     P: int = 1024
+    """Under `faithful`: new tokens between two evictions."""
     c: int = 4
+    """Under `faithful`: of `P` new tokens `P / c` stay."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

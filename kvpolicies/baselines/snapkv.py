@@ -17,13 +17,19 @@ class SnapKV(NewestQueries):
 
     `faithful=True` is the paper's rule: the prompt, once complete, is compressed to the budget (no
     sinks, the observation window kept), and every new token stays.
+
+    Raises:
+        UserError: for a value that an option cannot have.
     """
 
     name = "snapkv"
     source = "SnapKV, arXiv 2404.14469 (decode form)"
     observe_window: int = 32
+    """Newest queries that look."""
     kernel: int = 5
+    """Neighbours in position over which scores are averaged; odd."""
     faithful: bool = False
+    """The paper's rule: the prompt is compressed once, and every new token stays."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

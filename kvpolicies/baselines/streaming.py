@@ -13,11 +13,15 @@ class Streaming(Policy):
     `positions="original"` keeps each key's own rotation; `"cache"` is the paper's: keys are kept
     before RoPE and rotated at each step to their rank in the cache, the query too. Eviction
     times do not tell the latter's positions, so it has no replay.
+
+    Raises:
+        UserError: for a value that an option cannot have.
     """
 
     name = "streaming"
     source = "StreamingLLM, arXiv 2309.17453"
     positions: str = "original"
+    """`original`: keys keep their rotation; `cache`: they get that of their rank in the cache."""
 
     def __post_init__(self) -> None:
         if self.positions not in ("original", "cache"):

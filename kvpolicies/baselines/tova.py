@@ -22,6 +22,7 @@ class Tova(Policy):
     needs_attention = True
     slot_tensors = MappingProxyType({"newest_weight": torch.float32})
     faithful: bool = False
+    """The paper's rule: neither sinks nor window are protected."""
 
     def protection(self, budget: Budget, n_drop: int) -> tuple[int, int]:
         """Nothing under `faithful=True`, as in the paper."""

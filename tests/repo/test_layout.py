@@ -23,6 +23,7 @@ FILES = {
     "Makefile",
     "README.md",
     "constraints.txt",
+    "mkdocs.yml",
     "pyproject.toml",
 }
 OPTIONAL = {"docs", "scripts"}
