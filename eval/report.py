@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvpolicies.eval import analysis, lookahead, plots, provenance, words
+from kvpolicies.eval import analysis, controls, lookahead, plots, provenance, words
 from kvpolicies.eval.results import read_folder
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import Summary
@@ -59,6 +59,8 @@ def table(study: Study, summaries: Sequence[Summary]) -> tuple[list[str], list[l
         headings.append(item.heading + (" %" if item.percent else ""))
         if item.against_full:
             headings.append("− full")
+    shown = controls.shown(summaries)
+    headings += [f"− {controls.NAMES[name]}" for name in shown]
     headings += ["most slots", "cache", "policy state", "tokens/s"]
     lines = []
     for cell in summaries:
@@ -68,6 +70,7 @@ def table(study: Study, summaries: Sequence[Summary]) -> tuple[list[str], list[l
             if item.against_full:
                 gap = item.show(cell.differences[item.key], signed=True)
                 line.append("" if cell.is_full else gap)
+        line += controls.entries(measures[0], cell, shown)
         line += [_slots(cell), _bytes(cell.cache_bytes), _bytes(cell.state_bytes)]
         speed = "" if cell.lookahead else f"{cell.tokens_per_second:.0f}"
         lines.append([*line, speed])
@@ -100,6 +103,9 @@ def notes(study: Study, summaries: Sequence[Summary]) -> list[str]:
         "tokens/s: new tokens over the wall-clock time of their forwards, "
         f"up to {study.batch_size} sequences at once, on the machine below; it includes "
         "prefill and scoring, and it varies with what else the machine does.",
+    ]
+    said[1:1] = [
+        f"{controls.NAMES[name]}: {controls.MEANINGS[name]}." for name in controls.shown(summaries)
     ]
     if study.entry.forced:
         said.insert(0, "Budgets are shares of each problem's prompt and solution together.")

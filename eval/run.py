@@ -17,7 +17,7 @@ from kvpolicies.admission import in_force
 from kvpolicies.budget import Budget
 from kvpolicies.decoding import Generation, generate
 from kvpolicies.errors import UserError
-from kvpolicies.eval import launch, lookahead, models, prompts, provenance, sharing
+from kvpolicies.eval import controls, launch, lookahead, models, prompts, provenance, sharing
 from kvpolicies.eval.bars import Bars
 from kvpolicies.eval.fidelity import Scorer, split_units
 from kvpolicies.eval.launch import Group, Place
@@ -50,6 +50,7 @@ class Session:
     stops: list[int]
     results: Results
     bars: Bars
+    cuts: controls.Cuts
 
     @property
     def parts(self) -> int:
@@ -96,7 +97,8 @@ def _run_units(
     bars = Bars(len(units), len(grid), sum(map(len, keys)), shown=place.leads)
     with Results(Path(study.out), writes=group.leads) as results, bars:
         bars.rows(len(results.rows))
-        session = Session(study, group, *made, models.stop_tokens(*made), results, bars)
+        cuts = controls.Cuts(study.entry, results, lambda t: prompts.decode(t, made[1]))
+        session = Session(study, group, *made, models.stop_tokens(*made), results, bars, cuts)
         for index in group.follow(sharing.turns(results, keys, bars)):
             if not group.leads:
                 results.refresh()
@@ -166,7 +168,10 @@ def _generate_cell(session: Session, cell: Cell, unit: list[Request]) -> None:
             generation = lookahead.as_chosen(generation, session.stops)
         text = prompts.decode(generation.tokens, session.tokenizer)
         grades = session.study.entry.grade(unit[index].problem, text)
-        _add(session, cell, unit[index], generation, grades, generation.tokens, text)
+        more: dict[str, Any] = {}
+        if cell.policy != FULL and forced is None:
+            more["controls"] = session.cuts.of(unit[index], generation, cell.budget)
+        _add(session, cell, unit[index], generation, grades, generation.tokens, text, **more)
 
     study = session.study
     _decode(
@@ -217,6 +222,7 @@ def _add(
     grades: Grades,
     tokens: list[int],
     text: str,
+    **more: Any,
 ) -> None:
     row = {
         "policy": cell.policy,
@@ -235,6 +241,7 @@ def _add(
         "seconds": round(made.seconds, 6),
         "tokens": tokens,
         "text": text,
+        **more,
     }
     if told := lookahead.mode(cell.policy, session.study.entry.forced):
         row["mode"] = told
