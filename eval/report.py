@@ -14,6 +14,7 @@ from kvpolicies.eval import analysis, controls, lookahead, plots, provenance, wo
 from kvpolicies.eval.results import read_folder
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import Summary
+from kvpolicies.eval.units import size
 
 NAME = "report.html"
 _TEMPLATE = Path(__file__).parent / "report.html.j2"
@@ -71,7 +72,7 @@ def table(study: Study, summaries: Sequence[Summary]) -> tuple[list[str], list[l
                 gap = item.show(cell.differences[item.key], signed=True)
                 line.append("" if cell.is_full else gap)
         line += controls.entries(measures[0], cell, shown)
-        line += [_slots(cell), _bytes(cell.cache_bytes), _bytes(cell.state_bytes)]
+        line += [_slots(cell), size(cell.cache_bytes), size(cell.state_bytes)]
         speed = "" if cell.lookahead else f"{cell.tokens_per_second:.0f}"
         lines.append([*line, speed])
     return headings, lines
@@ -81,14 +82,6 @@ def _slots(cell: Summary) -> str:
     if cell.over_budget:
         return f"{cell.max_slots} (over budget)"
     return str(cell.max_slots)
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
 
 
 def notes(study: Study, summaries: Sequence[Summary]) -> list[str]:
