@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Sequence
 
 from kvpolicies import config
-from kvpolicies.eval import launch, lookahead, report
+from kvpolicies.eval import claims, launch, lookahead, report
 from kvpolicies.eval.run import run_study
 from kvpolicies.eval.study import Study, load_study, shipped
 from kvpolicies.eval.summary import Summary
@@ -40,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
     study = study.resolved()
     if not place.leads:
         return 0
-    summaries = report.write_report(folder, study)
+    with claims.reporting(folder):
+        summaries = report.write_report(folder, study)
     print_table(study, summaries)
     print(f"\n{len(summaries)} cells. Report: {folder / report.NAME}")
     return 0
