@@ -210,8 +210,8 @@ class FixedBudgetCache(Cache):
         """Tokens of a prompt to bring in the row's next forward, `remaining` still to come.
 
         Args:
-            most: a bound for policies that evict nothing. Others keep the steps of their budget: how
-                much goes, and what some have seen by then, follows from a step's size.
+            most: a bound for policies that evict nothing. Others keep the steps of their budget:
+                what goes, and what some have seen by then, follows from a step's size.
         """
         n = self._evicting[0].room(row, remaining)[1]
         return n if most is None or self.policy.evicts else min(n, most)

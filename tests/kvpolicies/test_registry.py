@@ -9,7 +9,7 @@ import pytest
 from kvpolicies import registry
 from kvpolicies.cli import main
 from kvpolicies.config import Deployment, dump_yaml, from_mapping, load_yaml, split_list
-from kvpolicies.errors import UserError
+from kvpolicies.errors import UserError, nearest
 from kvpolicies.policy import Policy
 from tests.support.specs import SPECS
 
@@ -181,3 +181,14 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
             main([command, "--help"])
         assert stop.value.code == 0
         assert capsys.readouterr().out.count(f"kvpolicies {command}") >= 2, "usage and an example"
+
+
+def test_no_word_is_suggested_that_is_like_none() -> None:
+    assert nearest("lerning_rate", ["aggregate", "seed"]) == "known: aggregate, seed"
+    assert nearest("lerning_rate", ["learning_rate"]).startswith("did you mean 'learning_rate'?")
+
+
+@pytest.mark.parametrize("key", ["sinks", "window"])
+def test_a_share_takes_no_sinks_or_window(key: str) -> None:
+    with pytest.raises(UserError, match=f"{key} needs a budget in slots"):
+        Deployment(budget="25%", **{key: 0})
