@@ -87,7 +87,7 @@ def _load(target: str):
 
 
 def test_a_deployment_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    config = Deployment(policy="rkv(mix=0.2)", budget="25%", temperature=0.6, sinks=2)
+    config = Deployment(policy="rkv(mix=0.2)", budget="128", temperature=0.6, sinks=2)
     (tmp_path / "deploy.yaml").write_text(dump_yaml(config))
     assert load_yaml(Deployment, tmp_path / "deploy.yaml") == config
 
