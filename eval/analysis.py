@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kvpolicies.eval import pairs, summary
+from kvpolicies.eval import controls, pairs, summary
 from kvpolicies.eval.measures import Row
 from kvpolicies.eval.pairs import Pair
 from kvpolicies.eval.power import POINTS, Power
@@ -46,6 +46,7 @@ def write(folder: Path, study: Study, found: Analysis) -> None:
         "comparisons": len(found.pairs),
         "correction": "p_holm: Holm, over all pairs of the study",
         "power": power,
+        "controls": controls.MEANINGS if any(cell.controls for cell in found.cells) else {},
     }
     text = json.dumps(_finite(content), indent=1, ensure_ascii=False, allow_nan=False)
     (folder / NAME).write_text(text + "\n", encoding="utf-8")

@@ -11,6 +11,8 @@ import errno
 import fcntl
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -90,6 +92,40 @@ class Claims:
     def release(self, what: int) -> None:
         """Gives a claim back."""
         fcntl.lockf(self._file, fcntl.LOCK_UN, 1, what)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Holds a folder that exists for this process: where work is not shared, but done by one.
+
+    Raises:
+        UserError: another process works there.
+    """
+    with Claims(folder) as held:
+        if not held.take(writer(0)):
+            raise UserError(
+                f"--out {folder}: another process is at work there; wait for its end, or give "
+                "another folder"
+            )
+        yield
+
+
+def check_free(folder: Path) -> None:
+    """Raises UserError if another process works alone in a folder, which need not exist.
+
+    It tells before a model is loaded what `alone` would tell after that.
+    """
+    if (folder / NAME).exists():
+        with alone(folder):
+            pass
+
+
+@contextmanager
+def reporting(folder: Path) -> Iterator[None]:
+    """Holds what describes a folder as a whole, once whoever has it gives it back."""
+    with Claims(folder) as held:
+        held.wait(FOLDER)
+        yield
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from kvpolicies import config
 from kvpolicies.errors import UserError
-from kvpolicies.eval import launch, lookahead, report
+from kvpolicies.eval import claims, launch, lookahead, report
 from kvpolicies.eval.run import check_study, run_study
 from kvpolicies.eval.study import Study, load_study, shipped
 from kvpolicies.eval.summary import Summary
@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
         study = study.resolved()
         if not place.leads:
             continue
-        summaries = report.write_report(folder, study)
+        with claims.reporting(folder):
+            summaries = report.write_report(folder, study)
         print_table(study, summaries)
         print(f"\n{len(summaries)} cells. Report: {folder / report.NAME}")
     return 0

@@ -107,7 +107,7 @@ def _points(
 
 
 def _ticks(axes: Any, low: float, high: float) -> None:
-    from kvpolicies.eval.report.table import size
+    from kvpolicies.eval.units import size
 
     steps = [x * 2.0**i for i in range(60) for x in (1, 1.5)]
     there = [x for x in steps if low <= x <= high]

@@ -20,7 +20,8 @@ from kvpolicies.eval import claims
 from kvpolicies.eval.claims import Claims
 
 NAME = "results.jsonl"
-
+FULL = "full"
+"""The reference's policy in every row, and its budget: it has none."""
 
 # What every row holds; a task's own measures come on top.
 WRITTEN = {"finish", "length", "slots", "max_slots", "cache_bytes", "state_bytes", "seconds"}

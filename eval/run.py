@@ -17,7 +17,16 @@ from kvpolicies.admission import in_force
 from kvpolicies.budget import Budget
 from kvpolicies.decoding import Generation, generate
 from kvpolicies.errors import UserError
-from kvpolicies.eval import launch, lookahead, models, prompts, provenance, sharing, texts
+from kvpolicies.eval import (
+    controls,
+    launch,
+    lookahead,
+    models,
+    prompts,
+    provenance,
+    sharing,
+    texts,
+)
 from kvpolicies.eval.bars import Bars
 from kvpolicies.eval.fidelity import Scorer, split_units
 from kvpolicies.eval.launch import Group, Place
@@ -50,6 +59,7 @@ class Session:
     stops: list[int]
     results: Results
     bars: Bars
+    cuts: controls.Cuts
 
     @property
     def parts(self) -> int:
@@ -106,7 +116,8 @@ def _run_units(
     bars = Bars(len(units), len(grid), sum(map(len, keys)), shown=place.leads)
     with Results(Path(study.out), writes=group.leads) as results, bars:
         bars.rows(len(results.rows))
-        session = Session(study, group, *made, models.stop_tokens(*made), results, bars)
+        cuts = controls.Cuts(study.entry, results, lambda t: prompts.decode(t, made[1]))
+        session = Session(study, group, *made, models.stop_tokens(*made), results, bars, cuts)
         for index in group.follow(sharing.turns(results, keys, bars)):
             if not group.leads:
                 results.refresh()
@@ -174,12 +185,15 @@ def _generate_cell(session: Session, cell: Cell, unit: list[Request]) -> None:
     study = session.study
 
     def finished(index: int, generation: Generation) -> None:
-        held = texts.field(study, unit[index], generation, session.tokenizer)
+        shown = generation  # on the text that it was given, where it looks ahead
         if forced is not None:
             generation = lookahead.as_chosen(generation, session.stops)
         text = prompts.decode(generation.tokens, session.tokenizer)
         grades = study.entry.grade(unit[index].problem, text)
-        _add(session, cell, unit[index], generation, grades, generation.tokens, text, held)
+        more = texts.field(study, unit[index], shown, session.tokenizer)
+        if cell.policy != FULL and forced is None:
+            more["controls"] = session.cuts.of(unit[index], generation, cell.budget)
+        _add(session, cell, unit[index], generation, grades, generation.tokens, text, **more)
 
     _decode(
         session,
@@ -201,7 +215,7 @@ def _score_cell(
 
     def finished(index: int, generation: Generation) -> None:
         held = texts.field(session.study, unit[index], generation, session.tokenizer)
-        _add(session, cell, unit[index], generation, scorer.grades(index), [], "", held)
+        _add(session, cell, unit[index], generation, scorer.grades(index), [], "", **held)
 
     _decode(session, cell, unit, forced=forced, on_logits=scorer.on_logits, on_finish=finished)
     return scorer
@@ -233,7 +247,7 @@ def _add(
     grades: Grades,
     tokens: list[int],
     text: str,
-    held: dict[str, Any],
+    **more: Any,
 ) -> None:
     row = {
         "policy": cell.policy,
@@ -252,7 +266,7 @@ def _add(
         "seconds": round(made.seconds, 6),
         "tokens": tokens,
         "text": text,
-        **held,
+        **more,
     }
     if told := lookahead.mode(cell.policy, session.study.entry.forced):
         row["mode"] = told

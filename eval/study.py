@@ -56,6 +56,8 @@ class Study:
     out: str = option("results/study", "folder for results.jsonl, run.json, report.html, plots")
 
     def __post_init__(self) -> None:
+        from kvpolicies.sampling import Sampling
+
         _ = self.entry  # an unknown task, or a fault in its file, is found now
         if self.dtype not in _DTYPES:
             raise UserError(f"dtype {self.dtype!r}: {nearest(self.dtype, list(_DTYPES))}")
@@ -71,6 +73,7 @@ class Study:
                 "study: temperature must be >= 0 and top_p in (0, 1], got "
                 f"{self.temperature} and {self.top_p}"
             )
+        Sampling(self.temperature, self.top_p, 0, self.seed)  # too cold is refused now
         if self.samples > 1 and self.temperature == 0:
             raise UserError(
                 f"study: {self.samples} samples at temperature 0 would all be the same; "

@@ -3,17 +3,19 @@
 import csv
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvpolicies.eval import controls
+from kvpolicies.eval.controls import Control
 from kvpolicies.eval.grading import ends_in_loop
 from kvpolicies.eval.lookahead import MARK
 from kvpolicies.eval.measures import Row
+from kvpolicies.eval.results import FULL as FULL
 from kvpolicies.eval.stats import Interval
 from kvpolicies.eval.study import Study
 
 NAME = "summary.csv"
-FULL = "full"
 
 Cells = dict[tuple[str, str], list[Row]]
 """Rows by (policy, budget)."""
@@ -57,6 +59,9 @@ class Summary:
     tokens_per_second: float
     beyond: bool
     """Held more slots than were asked for: a paper's own rule grants itself what it needs."""
+    controls: dict[str, Control] = field(default_factory=dict)
+    """Full's own samples, cut to this cell's lengths or memory (controls.py); empty for full and
+    lookaheads, and where nothing is generated."""
 
     @property
     def label(self) -> str:
@@ -88,7 +93,8 @@ def by_cell(rows: Sequence[Row]) -> Cells:
 def write_csv(path: Path, study: Study, summaries: Sequence[Summary]) -> None:
     """One line a cell; every measure with the ends of its interval, its difference to full, pass@k.
 
-    An entry that a cell lacks, such as pass@8 of a study with 4 samples, has no column.
+    An entry that a cell lacks, such as pass@8 of a study with 4 samples, has no column; full has no
+    controls, and nan there.
     """
     names = ("", "_low", "_high")
     measures = study.entry.measures
@@ -102,15 +108,18 @@ def write_csv(path: Path, study: Study, summaries: Sequence[Summary]) -> None:
     header += [f"pass_at_{k}{end}" for k in passes for end in names]
     plain = ("slots", "max_slots", "over_budget", "cache_bytes", "state_bytes", "mean_length",
              "truncated", "looping", "lookahead", "tokens_per_second")  # fmt: skip
+    cut = [controls.columns(measures, cell.controls) for cell in summaries]
+    extra = list(dict.fromkeys(name for entries in cut for name in entries))
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*header, *plain])
-        for cell in summaries:
+        writer.writerow([*header, *extra, *plain])
+        for cell, own in zip(summaries, cut, strict=True):
             line: list[object] = [cell.policy, cell.budget, cell.problems, cell.samples]
             nothing = Interval(math.nan, math.nan, math.nan)
             shown = [*cell.values.values(), *cell.differences.values()]
             shown += [cell.pass_at.get(k, nothing) for k in passes]
             line += [f"{end:.6g}" for interval in shown for end in interval]
+            line += [f"{own.get(name, math.nan):.6g}" for name in extra]
             writer.writerow(line + [f"{getattr(cell, name):.6g}" for name in plain])
 
 
@@ -139,5 +148,6 @@ def _one(study: Study, rows: Sequence[Row], full: Sequence[Row]) -> Summary:
         lookahead=any(row.get("mode") for row in rows),
         looping=sum(ends_in_loop(row["tokens"]) for row in cut) / count,
         beyond=any(row["max_slots"] > row.get("asked", row["slots"]) for row in rows),
+        controls=controls.of_cell(measures, rows, seed),
         tokens_per_second=sum(row["length"] for row in rows) / seconds if seconds > 0 else 0.0,
     )

@@ -24,9 +24,10 @@ from tqdm import tqdm
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval import embedded, ledger
+from kvpolicies.eval import claims, embedded, ledger
 from kvpolicies.eval.embedded_data import IGNORED, Stage, training_batch
 from kvpolicies.eval.muon import Muon
+from kvpolicies.eval.provenance import make_folder
 
 
 @dataclass(frozen=True)
@@ -255,7 +256,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     problems = args.problems or (2 if args.smoke else 208)
     try:
         recipe = recipe if args.steps is None else recipe.scaled(args.steps)
-        export(train(recipe, args.seed, args.out), args.out, problems)
+        make_folder(args.out)
+        with claims.alone(args.out):
+            export(train(recipe, args.seed, args.out), args.out, problems)
     except UserError as error:
         parser.exit(2, f"error: {error}\n")
 

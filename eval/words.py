@@ -5,11 +5,12 @@ plain intervals overlap that is said, since overlapping intervals neither prove 
 difference between cells that saw the same problems.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from kvpolicies.eval import power
+from kvpolicies.eval import controls, power
 from kvpolicies.eval.analysis import Analysis
 from kvpolicies.eval.measures import Measure, Row
+from kvpolicies.eval.stats import Interval
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import Summary
 
@@ -28,6 +29,7 @@ def sentences(study: Study, summaries: Sequence[Summary], rows: Sequence[Row]) -
         if cells:
             said.append(_at_budget(study, budget, cells, full, rows))
         said += [_apart(study, cell) for cell in here if cell not in cells]
+        said += _controlled(measure, _named(budget), cells)
     return said + _caveats(study, summaries)
 
 
@@ -116,6 +118,54 @@ def _to_others(
     if overlapping:
         text += f" Its interval overlaps with that of {_listed(overlapping)}."
     return text
+
+
+def _controlled(measure: Measure, budget: str, cells: Sequence[Summary]) -> list[str]:
+    """What the controls say of the contestants at one budget, where it matters."""
+    ready = [cell for cell in cells if cell.controls.keys() == controls.NAMES.keys()]
+    return [*_stopping(measure, budget, ready), *_lengths(measure, budget, ready)]
+
+
+def _stopping(measure: Measure, budget: str, cells: Sequence[Summary]) -> Iterator[str]:
+    """Who is no better than a full cache that stops where the budget is full."""
+    gaps = {cell.policy: _better_by(measure, cell, controls.MEMORY) for cell in cells}
+    behind = [name for name, gap in gaps.items() if gap.high < 0]
+    level = [name for name, gap in gaps.items() if gap.low <= 0 <= gap.high]
+    if not behind and not level:
+        return
+    reached = {measure.show(cell.controls[controls.MEMORY].values[measure.key]) for cell in cells}
+    said = f" reaches {reached.pop()} %" if len(reached) == 1 and measure.percent else ""
+    text = f"At {budget}, full stopped where that memory is full{said}."
+    if level:
+        text += f" Not shown to be any better than so stopping: {_listed(level)}."
+    if behind:
+        text += f" Worse than so stopping: {_listed(behind)}."
+    yield text
+
+
+def _lengths(measure: Measure, budget: str, cells: Sequence[Summary]) -> Iterator[str]:
+    """Whose difference to full is another one at the same length."""
+    sign = 1 if measure.higher_is_better else -1
+    short, ahead = [], []
+    for cell in cells:
+        gap, plain = _better_by(measure, cell, controls.LENGTH), cell.differences[measure.key]
+        if gap.low > 0:
+            ahead.append(cell.policy)
+        elif gap.high >= 0 and plain.excludes_zero and sign * plain.value < 0:
+            short.append(cell.policy)
+    if ahead:
+        yield f"At {budget}, full cut to the same lengths is behind {_listed(ahead)}."
+    if short:
+        yield (
+            f"At {budget}, full cut to the same lengths is not told apart from {_listed(short)}: "
+            "what they lose against full goes with writing less."
+        )
+
+
+def _better_by(measure: Measure, cell: Summary, name: str) -> Interval:
+    """The cell minus its control, above 0 where the cell is the better one."""
+    gap = cell.controls[name].differences[measure.key]
+    return gap if measure.higher_is_better else Interval(-gap.value, -gap.high, -gap.low)
 
 
 def _caveats(study: Study, summaries: Sequence[Summary]) -> list[str]:

@@ -193,6 +193,11 @@ class FixedBudgetCache(Cache):
         for layer in self.slot_layers:
             layer.move_row(source, destination)
 
+    def swap_rows(self, one: int, other: int) -> None:
+        """Exchanges the sequences of two rows."""
+        for layer in self.slot_layers:
+            layer.swap_rows(one, other)
+
     def reset(self) -> None:
         """Starts every row anew; the memory stays."""
         super().reset()
@@ -201,9 +206,15 @@ class FixedBudgetCache(Cache):
             for row in range(layer.geometry.rows):
                 layer.reset(row, layer.budget(row), layer.seeds[row])
 
-    def next_step(self, row: int, remaining: int) -> int:
-        """Tokens of a prompt to bring in the row's next forward, `remaining` still to come."""
-        return self._evicting[0].room(row, remaining)[1]
+    def next_step(self, row: int, remaining: int, most: int | None = None) -> int:
+        """Tokens of a prompt to bring in the row's next forward, `remaining` still to come.
+
+        Args:
+            most: a bound for policies that evict nothing. Others keep the steps of their budget:
+                what goes, and what some have seen by then, follows from a step's size.
+        """
+        n = self._evicting[0].room(row, remaining)[1]
+        return n if most is None or self.policy.evicts else min(n, most)
 
     def make_room(self, rows: int) -> None:
         """Makes room for one more token of the first `rows` rows, in all layers, where it lacks."""

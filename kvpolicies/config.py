@@ -63,6 +63,12 @@ class Deployment:
         resolve(self.policy)
         length = 1 << 20 if is_ratio(self.budget) else None
         Budget.parse(self.budget, length=length, sinks=self.sinks, window=self.window)
+        for name in ("sinks", "window"):
+            if length and getattr(self, name) is not None:
+                raise UserError(
+                    f"{name} needs a budget in slots, got {self.budget!r}: a share's sinks and "
+                    "window are 4 and 32, or a quarter of a small one"
+                )
         Sampling(self.temperature, self.top_p, self.top_k, self.seed)
         for name in ("max_new_tokens", "batch_size"):
             if getattr(self, name) < 1:

@@ -10,9 +10,12 @@ class UserError(ValueError):
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """Returns a hint that names the known word closest to `word`, for the end of an error line."""
+    """Returns a hint for the end of an error line: the known word that `word` is like, and all.
+
+    A word that is like none of them gets no suggestion.
+    """
     import difflib
 
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}known: {', '.join(sorted(known))}"

@@ -1,8 +1,18 @@
 """What one prompt became: the result of the decode loop."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from kvpolicies.trace import EvictionTrace
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvpolicies.budget import Grant
+from kvpolicies.trace import NEVER, EvictionTrace
+
+if TYPE_CHECKING:
+    from kvpolicies.admission import Request
+    from kvpolicies.cache import FixedBudgetCache
 
 
 @dataclass(frozen=True)
@@ -33,3 +43,31 @@ class Generation:
     """What the model chose at each step: its tokens, unless others were forced."""
     trace: EvictionTrace | None = None
     """Eviction times of prompt and new tokens, if they were asked for."""
+
+
+def made(cache: FixedBudgetCache, request: Request, finish: str) -> Generation:
+    """What a request became that has come to its end in its row of the cache."""
+    r = request
+    return Generation(
+        request=r.index,
+        tokens=r.tokens,
+        finish=finish,
+        prompt_tokens=len(r.prompt),
+        seconds=r.seconds,
+        max_slots=min(cache.max_slots(r.row), r.fed),
+        budget_total=r.budget.total,
+        asked_slots=r.budget.asked if isinstance(r.budget, Grant) else r.budget.total,
+        cache_bytes=cache.cache_bytes(),
+        state_bytes=cache.state_bytes(),
+        choices=r.choices,
+        trace=_trace(cache, r) if cache.trace_length else None,
+    )
+
+
+def _trace(cache: FixedBudgetCache, r: Request) -> EvictionTrace:
+    # The last token was chosen but never processed: it has no keys, and no eviction time.
+    fed = [*r.prompt, *r.tokens][: r.fed]
+    times = torch.stack([layer.times(r.row, r.fed) for layer in cache.slot_layers])
+    # Evicted only after the last token that counts: never.
+    times = torch.where(times < r.fed, times, NEVER)
+    return EvictionTrace(times[None], torch.tensor([fed]))

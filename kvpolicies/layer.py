@@ -79,11 +79,28 @@ class SlotLayer:
 
     def move_row(self, source: int, destination: int) -> None:
         """Copies all that belongs to a row's sequence over another row's."""
-        tensors = [self.keys, self.values, self.positions, self.eviction_times]
-        for tensor in (*tensors, *self.state.values(), *self.slot_state.values()):
-            if tensor is not None:
-                tensor[destination].copy_(tensor[source])
-        for per_row in (
+        for tensor in self._row_tensors():
+            tensor[destination].copy_(tensor[source])
+        for per_row in self._row_lists():
+            per_row[destination] = per_row[source]
+        self.counters[source] = {}
+
+    def swap_rows(self, one: int, other: int) -> None:
+        """Exchanges all that belongs to two rows' sequences; copies one tensor's row at a time."""
+        for tensor in self._row_tensors():
+            kept = tensor[one].clone()
+            tensor[one].copy_(tensor[other])
+            tensor[other].copy_(kept)
+        for per_row in self._row_lists():
+            per_row[one], per_row[other] = per_row[other], per_row[one]
+
+    def _row_tensors(self) -> list[Tensor]:
+        own = [self.keys, self.values, self.positions]
+        own += [] if self.eviction_times is None else [self.eviction_times]
+        return [*own, *self.state.values(), *self.slot_state.values()]
+
+    def _row_lists(self) -> list[list[Any]]:
+        return [
             self.lengths,
             self.seen,
             self.peak,
@@ -91,9 +108,7 @@ class SlotLayer:
             self.budgets,
             self.seeds,
             self.futures,
-        ):
-            per_row[destination] = per_row[source]  # type: ignore[call-overload]
-        self.counters[source] = {}
+        ]
 
     def budget(self, row: int) -> Budget:
         """The budget of the row's sequence."""

@@ -19,13 +19,11 @@ from torch import Tensor
 
 from kvpolicies.adapter import forward, uncached_forward
 from kvpolicies.admission import Request
-from kvpolicies.budget import Grant
 from kvpolicies.cache import FixedBudgetCache
-from kvpolicies.fixed import FixedSteps
-from kvpolicies.generation import Generation
+from kvpolicies.fixed import FixedSteps, bucket
+from kvpolicies.generation import Generation, made
 from kvpolicies.recording import record
 from kvpolicies.sampling import choose_each
-from kvpolicies.trace import NEVER, EvictionTrace
 from kvpolicies.transfer import on_device
 
 OnLogits = Callable[[int, int, Tensor], None]
@@ -57,6 +55,8 @@ class Loop:
         cache: not yet allocated; gets `rows` rows.
         stops: tokens that end a request.
         mode: how decode steps run, one of fixed.MODES.
+        chunk: most prompt tokens between two decode steps, of all rows together; None brings whole
+            prompts in. A policy that evicts keeps the steps of its budget, one a row and turn.
     """
 
     def __init__(
@@ -67,9 +67,10 @@ class Loop:
         stops: frozenset[int],
         on_logits: OnLogits | None,
         mode: str,
+        chunk: int | None = None,
     ):
         self.fixed = None if mode == "eager" else FixedSteps(cache, uncached_forward(model), mode)
-        self.model, self.cache = model, cache
+        self.model, self.cache, self.chunk = model, cache, chunk
         self.stops, self.on_logits = stops, on_logits
         weight = next(model.parameters())
         self.device = weight.device
@@ -96,30 +97,28 @@ class Loop:
         return bool(self.queue or self.active)
 
     def advance(self) -> Iterator[Event]:
-        """One turn: prompts are brought into free rows, then all rows decode until the next look.
+        """One turn: prompts are brought into rows, then those that are in decode to the next look.
 
         Events come as they happen, and must be taken to the last.
 
         Raises:
             UserError: if a policy produced NaN; nothing of that run is handed out.
         """
-        self._prefill(self._admitted())
+        self._admit()
+        self._prefill()
         yield from self._news()
-        if self.active:
-            self._without_gaps()
-            self._decode(self.active)
+        if ready := self._gathered():
+            self._decode(ready)
             yield from self._news()
 
-    def _admitted(self) -> list[Request]:
-        """Requests that have just been given a row."""
-        new = []
+    def _admit(self) -> None:
+        """Gives free rows to those that wait; the last ones where a prompt may take turns."""
         while self.free and self.queue:
             request = self.queue.popleft()
-            request.row = self.free.pop(0)
+            request.row = self.free.pop(-1 if self.chunk else 0)
             self._start(request)
-            new.append(request)
-        self.active = sorted([*self.active, *new], key=lambda r: r.row)
-        return new
+            self.active.append(request)
+        self.active.sort(key=_row)
 
     def _news(self) -> Iterator[Event]:
         """What the last forwards brought; requests at their end give their rows back."""
@@ -128,7 +127,7 @@ class Loop:
             tokens, finish = r.tokens[r.told :], self._finish(r)
             r.told = len(r.tokens)
             if finish or tokens:
-                done = None if finish in (None, "cancelled") else self._generation(r)
+                done = None if finish in (None, "cancelled") else made(self.cache, r, finish)
                 events.append(Event(r.index, tokens, finish, done))
             if finish:
                 self._release(r)
@@ -153,20 +152,35 @@ class Loop:
         for layer in self.cache.slot_layers:
             layer.futures[row] = None
 
-    def _without_gaps(self) -> None:
-        """Moves rows down into free ones, so that a step is one slice of the cache."""
-        while self.free and self.active[-1].row > self.free[0]:
-            request, gap = self.active.pop(), self.free.pop(0)
-            self.cache.move_row(request.row, gap)
-            self._forget_future(request.row)
-            self.free = sorted([*self.free, request.row])
-            request.row = gap
-            self.active = sorted([*self.active, request], key=lambda r: r.row)
+    def _gathered(self) -> list[Request]:
+        """Those whose prompts are in, brought into the first rows: a step is one slice of them."""
+        ready = [r for r in self.active if not r.waiting]
+        while ready and ready[-1].row >= len(ready):
+            request = ready.pop()
+            held = {r.row for r in ready}
+            self._move(request, next(row for row in range(request.row) if row not in held))
+            ready = sorted([*ready, request], key=_row)
+        self.active.sort(key=_row)
+        return ready
 
-    def _prefill(self, new: list[Request]) -> None:
-        """Brings whole prompts in, each row in steps that its own budget can hold."""
-        while todo := [r for r in new if r.waiting and not r.cancelled]:
-            self._advance(todo, [self.cache.next_step(r.row, r.waiting) for r in todo])
+    def _move(self, request: Request, row: int) -> None:
+        """To a free row, or to one whose request is still being brought in, which takes its own."""
+        left, request.row = request.row, row
+        if row in self.free:
+            self.cache.move_row(left, row)
+            self._forget_future(left)
+            self.free = sorted([*(r for r in self.free if r != row), left])
+            return
+        self.cache.swap_rows(left, row)
+        next(r for r in self.active if r.row == row and r is not request).row = left
+
+    def _prefill(self) -> None:
+        """Brings prompts in, each row in steps that its own budget can hold: to the end, or one."""
+        while todo := [r for r in self.active if r.waiting and not r.cancelled]:
+            most = self.chunk and max(1, self.chunk // len(todo))
+            self._advance(todo, [self.cache.next_step(r.row, r.waiting, most) for r in todo])
+            if self.chunk:
+                return
 
     def _advance(self, requests: list[Request], counts: list[int]) -> None:
         """One forward: counts[i] prompt tokens of each; a new token where the prompt is done."""
@@ -198,7 +212,7 @@ class Loop:
                 tokens = chosen[-1]
             else:
                 tokens = on_device([r.next_token(step) for r in active], self.device)
-            if self.fixed:
+            if self.fixed and self._bucket_is_free(len(active)):
                 logits = self.fixed.step(tokens, fed)
             else:
                 self.cache.make_room(len(active))
@@ -210,6 +224,11 @@ class Loop:
         for r in active:
             r.fed = len(r.prompt) + len(r.tokens) - 1
         _share(begin, active)
+
+    def _bucket_is_free(self, active: int) -> bool:
+        """Whether a step of fixed shapes writes to no row whose prompt is still on its way."""
+        size = bucket(active, self.cache.slot_layers[0].geometry.rows)
+        return all(r.row >= size for r in self.active[active:])
 
     def _until_a_look(self, active: list[Request]) -> int:
         """Decode steps until the host must know the tokens."""
@@ -252,29 +271,9 @@ class Loop:
             return "stop"
         return "length" if len(r.tokens) >= r.limit else None
 
-    def _generation(self, r: Request) -> Generation:
-        return Generation(
-            request=r.index,
-            tokens=r.tokens,
-            finish=self._end(r) or "",
-            prompt_tokens=len(r.prompt),
-            seconds=r.seconds,
-            max_slots=min(self.cache.max_slots(r.row), r.fed),
-            budget_total=r.budget.total,
-            asked_slots=r.budget.asked if isinstance(r.budget, Grant) else r.budget.total,
-            cache_bytes=self.cache.cache_bytes(),
-            state_bytes=self.cache.state_bytes(),
-            choices=r.choices,
-            trace=self._trace(r) if self.cache.trace_length else None,
-        )
 
-    def _trace(self, r: Request) -> EvictionTrace:
-        # The last token was chosen but never processed: it has no keys, and no eviction time.
-        fed = [*r.prompt, *r.tokens][: r.fed]
-        times = torch.stack([layer.times(r.row, r.fed) for layer in self.cache.slot_layers])
-        # Evicted only after the last token that counts: never.
-        times = torch.where(times < r.fed, times, NEVER)
-        return EvictionTrace(times[None], torch.tensor([fed]))
+def _row(request: Request) -> int:
+    return request.row
 
 
 def _share(begin: float, requests: list[Request]) -> None:

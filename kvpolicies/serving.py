@@ -96,6 +96,7 @@ def serving(
     max_length: int,
     eos_token_id: int | Sequence[int] | None = None,
     step: str = "auto",
+    prefill_chunk: int | None = None,
 ) -> Iterator[Engine]:
     """Allocates a cache of `rows` rows, and attaches the model to it inside the `with` block.
 
@@ -107,6 +108,9 @@ def serving(
         max_length: most tokens of a prompt and its answer; `full` holds as many slots.
         eos_token_id: as `generate` takes it.
         step: as `generate` takes it.
+        prefill_chunk: most prompt tokens between two tokens of the rows that decode. A policy that
+            evicts takes one step of its budget a row instead: the slots that are free, later half
+            the top-k. None: prompts come in whole.
 
     Raises:
         UserError: for what cannot run, the memory that is lacking included.
@@ -115,21 +119,29 @@ def serving(
     check_deployable(chosen)
     whole(rows, 1, "rows")
     whole(max_length, 2, "max_length")
+    if prefill_chunk is not None:
+        whole(prefill_chunk, 1, "prefill_chunk")
     mode = check_mode(step, chosen, next(model.parameters()).device)
     largest = in_force(chosen, budget, max_length - 1, 1, max_length)
     # What a paper's own rule holds follows from the prompt, but is never more than the sequence.
     slots = max_length if chosen.own_rule else min(max_length, largest.total)
     cache = FixedBudgetCache(model, chosen, largest, slots=slots, max_length=max_length)
     with attach(model, cache), torch.no_grad():
-        loop = _allocated(model, cache, rows, stop_set(model, eos_token_id), mode)
+        stops = stop_set(model, eos_token_id)
+        loop = _allocated(model, cache, rows, stops, mode, prefill_chunk)
         yield Engine(loop, chosen, budget, rows, max_length)
 
 
 def _allocated(
-    model: Any, cache: FixedBudgetCache, rows: int, stops: frozenset[int], mode: str
+    model: Any,
+    cache: FixedBudgetCache,
+    rows: int,
+    stops: frozenset[int],
+    mode: str,
+    chunk: int | None,
 ) -> Loop:
     try:
-        return Loop(model, cache, rows, stops, None, mode)
+        return Loop(model, cache, rows, stops, None, mode, chunk)
     except (torch.OutOfMemoryError, RuntimeError) as error:
         if isinstance(error, UserError) or "memory" not in str(error):
             raise

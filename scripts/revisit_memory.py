@@ -32,7 +32,9 @@ def measure(length: int) -> None:
 
     from kvpolicies.architecture import find_ropes
     from kvpolicies.eval.revisit.config import Revisit
-    from kvpolicies.eval.revisit.run import Analysis, Evictions, analyse
+    from kvpolicies.eval.revisit.evictions import Evictions
+    from kvpolicies.eval.revisit.rows import analyse
+    from kvpolicies.eval.revisit.setting import Analysis
     from kvpolicies.eval.revisit.traces import Trace
 
     config = LlamaConfig(

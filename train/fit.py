@@ -23,7 +23,8 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval import models
+from kvpolicies.eval import claims, models
+from kvpolicies.eval.provenance import make_folder
 from kvpolicies.learned import saving
 from kvpolicies.learned.base import config_for
 from kvpolicies.learned.scorer import Scorer
@@ -51,8 +52,9 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     known = record.check(recipe) if first else None
     if known and known.get("finished"):
         return known
-    checkpoint = newest(out)
-    if resume and checkpoint is None:
+    if first:
+        claims.check_free(out)
+    if resume and newest(out) is None:
         raise UserError(f"--resume: {out} holds no checkpoint to continue from")
     models.check_name(recipe.model)
     records = sources.find(recipe)
@@ -62,12 +64,24 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     data = Data(sources.open_source(recipe, records, tokenizer), recipe)
     kind = Distill if distills else Frozen
     module = kind(model, new_scorer(recipe, model), recipe)
-    if first:
-        record.begin(recipe, model, module.scorer)
+    if not first:
+        return _run(recipe, model, tokenizer, module, data)
+    make_folder(out)
+    with claims.alone(out):
+        known = record.begin(recipe, model, module.scorer)
+        if known["finished"]:  # by another process, meanwhile
+            return known
+        return _run(recipe, model, tokenizer, module, data)
+
+
+def _run(recipe: Recipe, model: Any, tokenizer: Any, module: Any, data: Data) -> dict[str, Any]:
+    """The steps that are left, and what they end with."""
+    out, distills = Path(recipe.out), recipe.recipe == "distill"
+    known: dict[str, Any] = {}
     trainer = make_trainer(recipe)
     began = time.perf_counter()
     try:
-        trainer.fit(module, datamodule=data, ckpt_path=checkpoint)
+        trainer.fit(module, datamodule=data, ckpt_path=newest(out))
     except SystemExit:  # Lightning's answer to Ctrl-C
         raise KeyboardInterrupt from None
     trainer.validate(module, datamodule=data, verbose=False)
@@ -79,7 +93,7 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
             tokenizer.save_pretrained(out / MODEL)
         seconds = time.perf_counter() - began
         known = record.finish(recipe, module.figures.means(), seconds)
-    return known or {}
+    return known
 
 
 def new_scorer(recipe: Recipe, model: Any) -> Scorer:

@@ -41,8 +41,8 @@ def check(recipe: Recipe) -> dict[str, Any] | None:
     return known
 
 
-def begin(recipe: Recipe, model: Any, scorer: Scorer) -> None:
-    """Writes run.json, or adds this environment to it.
+def begin(recipe: Recipe, model: Any, scorer: Scorer) -> dict[str, Any]:
+    """Writes run.json, or adds this environment to it; returns what it says.
 
     Raises:
         UserError: if the run was begun with other weights of the model.
@@ -69,6 +69,7 @@ def begin(recipe: Recipe, model: Any, scorer: Scorer) -> None:
     if here not in known["environments"]:
         known["environments"].append(here)
     _write(recipe, known)
+    return known
 
 
 def finish(recipe: Recipe, figures: Mapping[str, float], seconds: float) -> dict[str, Any]:

@@ -22,11 +22,10 @@ from typing import Any
 from kvpolicies.errors import UserError
 from kvpolicies.eval.bench_table import print_table, write_csv
 from kvpolicies.eval.commands.deployed import settled
+from kvpolicies.eval.units import parse_bytes
 
 _DTYPES = ("float32", "bfloat16", "float16")
 RESULTS, RUN, TABLE = "bench.jsonl", "run.json", "bench.csv"
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20,
-          "GIB": 1 << 30}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,8 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures what is missing, writes and prints the table."""
+    from kvpolicies.eval import claims
     from kvpolicies.eval.bench import Load
-    from kvpolicies.eval.provenance import environment, make_folder
+    from kvpolicies.eval.provenance import make_folder
 
     args = settled(args)
     policies, budgets = split_specs(args.policies), args.budgets.split(",")
@@ -76,31 +76,45 @@ def run(args: argparse.Namespace) -> int:
         print_table(_predicted(args, policies, budgets, loads, memory))
         return 0
     kind, run_cell = _measuring(args, memory) if args.requests is None else _serving(args, policies)
-    asked = _asked(out, args)
+    _asked(out, args)
+    claims.check_free(out)
     model = _model(args)
     make_folder(out)
+    with claims.alone(out):
+        rows = _measured(
+            out, _asked(out, args), kind, partial(run_cell, model), _cells(policies, budgets, loads)
+        )
+        flat = [row.flat() for row in rows]
+        write_csv(out / TABLE, flat)
+        if args.requests is None:
+            _plots(out, rows, model)
+    print_table(flat)
+    print(f"\n{len(flat)} rows. Table: {out / TABLE}")
+    return 0
+
+
+def _measured(
+    out: Path, asked: dict[str, Any], kind: Any, run_cell: Callable[..., Any], todo: Any
+) -> list[Any]:
+    """A row a cell: those that the folder holds, and those that are missing, measured now."""
+    from kvpolicies.eval.provenance import environment
+
     if not (out / RUN).exists():
         record = {"bench": asked, "environment": environment()}
         (out / RUN).write_text(json.dumps(record, indent=2) + "\n")
     rows = [kind(**record) for record in _known(out / RESULTS)]
     done = {(row.policy, row.budget, row.batch) for row in rows}
     with (out / RESULTS).open("a") as file:
-        for policy, budget, load in _cells(policies, budgets, loads):
+        for policy, budget, load in todo:
             shown = "" if policy in ("full", "transformers") else budget
             if (policy, shown, load.batch) in done:
                 continue
-            row = run_cell(model, policy, budget, load)
+            row = run_cell(policy, budget, load)
             file.write(json.dumps(asdict(row)) + "\n")
             file.flush()
             os.fsync(file.fileno())
             rows.append(row)
-    flat = [row.flat() for row in rows]
-    write_csv(out / TABLE, flat)
-    if args.requests is None:
-        _plots(out, rows, model)
-    print_table(flat)
-    print(f"\n{len(flat)} rows. Table: {out / TABLE}")
-    return 0
+    return rows
 
 
 def _measuring(args: argparse.Namespace, memory: int) -> tuple[Any, Callable[..., Any]]:
@@ -128,14 +142,6 @@ def _serving(args: argparse.Namespace, policies: list[str]) -> tuple[Any, Callab
         return serve(model, policy, budget, queue, args.step, say)
 
     return Served, run_cell
-
-
-def parse_bytes(text: str) -> int:
-    """`"80GB"` (10^9) or `"80GiB"` (2^30) as a number of bytes."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?B)?\s*", text.upper())
-    if not match or float(match[1]) <= 0:
-        raise UserError(f"--memory {text!r}: expected a size such as 80GB or 24GiB")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
 def split_specs(text: str) -> list[str]:

@@ -26,11 +26,13 @@ def run(args: argparse.Namespace) -> int:
     """Runs the analysis, writes its folder, prints what was used and what was lost."""
     base = config.load_yaml(Revisit, args.config) if args.config else None
     asked = config.from_args(Revisit, args, base=base)
+    from kvpolicies.eval import claims
     from kvpolicies.eval.revisit import page
     from kvpolicies.eval.revisit.run import run as analyse
 
     resolved, rows = analyse(asked)
-    summary = page.write(Path(resolved.out), resolved, rows)
+    with claims.reporting(Path(resolved.out)):
+        summary = page.write(Path(resolved.out), resolved, rows)
     for sentence in summary["sentences"]:
         print(sentence)
     _print_losses(summary)

@@ -124,8 +124,8 @@ def _flag(name: str) -> str:
 
 
 def _limits(wanted: Wanted) -> "Limits":
-    from kvpolicies.eval.commands.bench import parse_bytes
     from kvpolicies.eval.selection.choice import Limits
+    from kvpolicies.eval.units import parse_bytes
 
     memory = None if wanted.memory is None else parse_bytes(wanted.memory)
     return Limits(memory, wanted.least_accuracy, wanted.largest_loss, wanted.tolerance)
@@ -178,7 +178,7 @@ def _told(
 
 def _print(seen: "Evidence", made: "Choice", left_out: dict[Any, str], said: Sequence[str]) -> None:
     from kvpolicies.eval.selection import tables
-    from kvpolicies.eval.selection.evidence import label
+    from kvpolicies.eval.selection.benches import label
 
     tables.print_tables(seen, made)
     for cell, why in left_out.items():

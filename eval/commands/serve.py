@@ -23,10 +23,15 @@ class Serving:
     name: str = option("", "the model's name for clients; default: the deployment's model")
     queue: int = option(256, "most requests that wait for a row; more are refused with 429")
     grace: float = option(30.0, "seconds for running requests when the server is stopped")
+    prefill_chunk: int = option(
+        512,
+        "most tokens of new prompts between two tokens of running answers (of policies that "
+        "evict: a step of the budget each); 0: whole prompts",
+    )
     max_body: int = option(1 << 20, "most bytes of a request's body")
 
     def __post_init__(self) -> None:
-        for key, least in (("queue", 0), ("grace", 0), ("max_body", 1)):
+        for key, least in (("queue", 0), ("grace", 0), ("prefill_chunk", 0), ("max_body", 1)):
             if not getattr(self, key) >= least:
                 flag = key.replace("_", "-")
                 raise UserError(f"--{flag} must be at least {least}, got {getattr(self, key)}")
@@ -56,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from kvpolicies.eval.serve.running import run as run_server
 
     with listen(serving.host, serving.port) as sock, ExitStack() as stack:
-        model, tokenizer, engine = _loaded(config, stack)
+        model, tokenizer, engine = _loaded(config, serving.prefill_chunk, stack)
         print(f"kvpolicies: serving {_described(config, engine)} on {address(sock)}", flush=True)
         return run_server(
             lambda: _served(config, serving, model, tokenizer, engine), sock, serving.grace
@@ -80,7 +85,7 @@ def _check(config: Deployment) -> None:
         raise UserError(f"policy {policy} is made for {made}, not for {config.model}")
 
 
-def _loaded(config: Deployment, stack: ExitStack) -> tuple[Any, Any, Any]:
+def _loaded(config: Deployment, chunk: int, stack: ExitStack) -> tuple[Any, Any, Any]:
     """(model, tokenizer, engine): the last holds the cache until the stack is closed."""
     from kvpolicies.eval.models import load, stop_tokens
     from kvpolicies.serving import serving
@@ -90,7 +95,7 @@ def _loaded(config: Deployment, stack: ExitStack) -> tuple[Any, Any, Any]:
     engine = serving(
         model, config.policy, budget_of(config), rows=config.batch_size,
         max_length=_max_length(config, model), eos_token_id=stop_tokens(model, tokenizer),
-        step=config.step,
+        step=config.step, prefill_chunk=chunk or None,
     )  # fmt: skip
     return model, tokenizer, stack.enter_context(engine)
 

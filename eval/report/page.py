@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from kvpolicies.eval import analysis, lookahead, pareto, plots, provenance, words
+from kvpolicies.eval import analysis, controls, lookahead, pareto, plots, provenance, words
 from kvpolicies.eval.analysis import Analysis
 from kvpolicies.eval.measures import Row
 from kvpolicies.eval.report import comparisons, grid, latex, lengths, order, origin, samples, table
@@ -15,6 +15,7 @@ from kvpolicies.eval.report.visible import visible
 from kvpolicies.eval.results import read_folder
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import Summary
+from kvpolicies.eval.units import size
 
 NAME = "report.html"
 _HERE = Path(__file__).parent
@@ -46,12 +47,12 @@ def write_report(folder: Path, study: Study) -> list[Summary]:
 
 
 def _results(study: Study, found: Analysis, rows: Sequence[Row]) -> dict[str, Any]:
-    cells = found.cells
+    cells, with_controls = found.cells, controls.shown(found.cells)
     labels = {cell.policy: cell.label for cell in cells}
     return {
         "sentences": [*words.sentences(study, cells, rows), *words.compared(study, found)],
-        "headings": table.headings(study),
-        "lines": [table.entries(study, cell) for cell in cells],
+        "headings": table.headings(study, with_controls),
+        "lines": [table.entries(study, cell, with_controls) for cell in cells],
         "notes": table.notes(study, cells),
         "pair_headings": comparisons.HEADINGS,
         "pair_lines": comparisons.listed(study, found.pairs, labels),
@@ -63,7 +64,7 @@ def _results(study: Study, found: Analysis, rows: Sequence[Row]) -> dict[str, An
 def _pictures(study: Study, cells: Sequence[Summary], pictures: dict[str, str]) -> dict[str, Any]:
     measure = study.entry.measures[0]
     best = [
-        f"{order.title(cell)} ({table.size(pareto.total_bytes(cell))}, "
+        f"{order.title(cell)} ({size(pareto.total_bytes(cell))}, "
         f"{measure.show(cell.values[measure.key])}{' %' if measure.percent else ''})"
         for cell in pareto.front(measure, cells)
     ]

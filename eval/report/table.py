@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvpolicies.eval import lookahead
+from kvpolicies.eval import controls, lookahead
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import Summary
+from kvpolicies.eval.units import size
 
 
 class Entry(NamedTuple):
@@ -17,22 +18,24 @@ class Entry(NamedTuple):
 
 def table(study: Study, summaries: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:
     """(headings, lines) of the table that the page and the terminal show."""
-    lines = [[entry.text for entry in entries(study, cell)] for cell in summaries]
-    return headings(study), lines
+    with_controls = controls.shown(summaries)
+    lines = [[x.text for x in entries(study, cell, with_controls)] for cell in summaries]
+    return headings(study, with_controls), lines
 
 
-def headings(study: Study) -> list[str]:
+def headings(study: Study, with_controls: Sequence[str]) -> list[str]:
     """What stands above the columns of `entries`."""
     said = ["policy", "budget"]
     for item in study.entry.measures:
         said.append(item.heading + (" %" if item.percent else ""))
         if item.against_full:
             said.append("− full")
+    said += [f"− {controls.NAMES[name]}" for name in with_controls]
     return [*said, "most slots", "cache", "policy state", "tokens/s"]
 
 
-def entries(study: Study, cell: Summary) -> list[Entry]:
-    """One line of the table."""
+def entries(study: Study, cell: Summary, with_controls: Sequence[str]) -> list[Entry]:
+    """One line of the table; `with_controls` names the controls that have a column."""
     line = [Entry(cell.label, cell.policy)]
     line.append(Entry("–" if cell.is_full else cell.budget, cell.slots))
     for item in study.entry.measures:
@@ -42,6 +45,9 @@ def entries(study: Study, cell: Summary) -> list[Entry]:
             gap = cell.differences[item.key]
             text = "" if cell.is_full else item.show(gap, signed=True)
             line.append(Entry(text, 0.0 if cell.is_full else gap.value))
+    for name in with_controls:
+        gap = controls.gap(study.entry.measures[0], cell, name)
+        line.append(Entry(*gap) if gap else Entry("", ""))
     line += [Entry(_slots(cell), cell.max_slots)]
     line += [Entry(size(count), count) for count in (cell.cache_bytes, cell.state_bytes)]
     speed = "" if cell.lookahead else f"{cell.tokens_per_second:.0f}"
@@ -52,15 +58,6 @@ def _slots(cell: Summary) -> str:
     if cell.over_budget:
         return f"{cell.max_slots} (over budget)"
     return str(cell.max_slots)
-
-
-def size(count: float) -> str:
-    """Bytes, as one reads them."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
 
 
 def notes(study: Study, summaries: Sequence[Summary]) -> list[str]:
@@ -75,6 +72,9 @@ def notes(study: Study, summaries: Sequence[Summary]) -> list[str]:
         "tokens/s: new tokens over the wall-clock time of their forwards, "
         f"up to {study.batch_size} sequences at once, on the machine below; it includes "
         "prefill and scoring, and it varies with what else the machine does.",
+    ]
+    said[1:1] = [
+        f"{controls.NAMES[name]}: {controls.MEANINGS[name]}." for name in controls.shown(summaries)
     ]
     if study.entry.forced:
         said.insert(0, "Budgets are shares of each problem's prompt and solution together.")

@@ -3,8 +3,9 @@
 from typing import Any
 
 from kvpolicies.budget import is_ratio
+from kvpolicies.eval.selection.benches import Bench
 from kvpolicies.eval.selection.candidates import Candidate, Load
-from kvpolicies.eval.selection.evidence import Bench, Evidence
+from kvpolicies.eval.selection.evidence import Evidence
 
 NOTABLE = 0.01
 """A share of samples worth a word."""

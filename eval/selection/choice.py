@@ -36,8 +36,9 @@ import numpy as np
 
 from kvpolicies.eval.run import Cell
 from kvpolicies.eval.selection import bounds
+from kvpolicies.eval.selection.benches import Bench
 from kvpolicies.eval.selection.candidates import Candidate, gaps
-from kvpolicies.eval.selection.evidence import Bench, Evidence
+from kvpolicies.eval.selection.evidence import Evidence
 from kvpolicies.eval.selection.power import Need, need
 
 CHOSEN, UNDECIDED, NONE = "chosen", "undecided", "none"

@@ -19,8 +19,9 @@ from kvpolicies.errors import UserError
 from kvpolicies.eval.selection.candidates import Candidate, Figures, Load, pareto
 from kvpolicies.eval.selection.choice import CHOSEN, Choice
 from kvpolicies.eval.selection.evidence import Evidence
-from kvpolicies.eval.selection.explaining import faults, points, size
+from kvpolicies.eval.selection.explaining import faults, points
 from kvpolicies.eval.stats import Interval
+from kvpolicies.eval.units import size
 
 KEYS = (
     "model",

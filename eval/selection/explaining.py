@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from kvpolicies.eval.selection.candidates import Candidate
 from kvpolicies.eval.selection.choice import EQUAL, NONE, UNDECIDED, Choice, Test
 from kvpolicies.eval.selection.power import Need
+from kvpolicies.eval.units import size
 
 MOST = 4
 """Candidates that a sentence names."""
@@ -17,16 +18,6 @@ def points(share: float) -> str:
     """A share in percentage points, `2.1`, with a real minus sign."""
     text = f"{100 * share:.1f}"
     return text.removeprefix("-") if float(text) == 0 else text.replace("-", "−")
-
-
-def size(count: float) -> str:
-    """Bytes, `1.3 GiB`."""
-    unit = "B"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024 or unit == "GiB":
-            break
-        count /= 1024
-    return f"{count:,.0f} {unit}" if unit == "B" or abs(count) >= 100 else f"{count:.1f} {unit}"
 
 
 def sentences(choice: Choice) -> list[str]:

@@ -6,7 +6,8 @@ from kvpolicies.eval.measures import ACCURACY
 from kvpolicies.eval.selection.candidates import Candidate, pareto
 from kvpolicies.eval.selection.choice import Choice
 from kvpolicies.eval.selection.evidence import Evidence
-from kvpolicies.eval.selection.explaining import faults, points, size
+from kvpolicies.eval.selection.explaining import faults, points
+from kvpolicies.eval.units import size
 
 
 def print_tables(seen: Evidence, choice: Choice) -> None:

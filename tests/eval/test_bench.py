@@ -14,8 +14,9 @@ from kvpolicies.cli import main
 from kvpolicies.errors import UserError
 from kvpolicies.eval import memory
 from kvpolicies.eval.clock import PARTS, split
-from kvpolicies.eval.commands.bench import parse_bytes, split_specs
+from kvpolicies.eval.commands.bench import split_specs
 from kvpolicies.eval.replacement import Queue
+from kvpolicies.eval.units import parse_bytes
 from kvpolicies.policy import Policy
 from kvpolicies.registry import resolve
 from tests.support.models import prompts, tiny

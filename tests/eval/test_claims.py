@@ -101,3 +101,40 @@ def test_one_process_does_not_run_two_studies_in_a_folder(tmp_path):
         other.communicate("")
     with Claims(tmp_path):
         pass
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["revisit", "--policies", "full"],
+        ["bench", "--policies", "full"],
+        ["train", "ledger-kvpop"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_second_process_in_a_folder_of_one_is_refused_before_it_works(
+    tmp_path, capsys, monkeypatch, command
+):
+    from kvpolicies.cli import main
+    from kvpolicies.eval import models
+
+    monkeypatch.setattr(models, "load", None)
+    other = holder(tmp_path, claims.writer(0))
+    assert said(other) == "[True]\n"
+    assert main([*command, "--out", str(tmp_path)]) == 2
+    assert f"{tmp_path}: another process is at work there" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [claims.NAME]
+    other.communicate("")
+
+
+def test_alone_waits_for_nobody_and_leaves_the_folder_free(tmp_path):
+    claims.check_free(tmp_path / "none")
+    with claims.alone(tmp_path):
+        other = holder(tmp_path, claims.writer(0), claims.FOLDER)
+        assert said(other) == "[False, True]\n"
+        other.communicate("")
+    claims.check_free(tmp_path)
+    with claims.reporting(tmp_path):
+        other = holder(tmp_path, claims.FOLDER)
+        assert said(other) == "[False]\n"
+        other.communicate("")

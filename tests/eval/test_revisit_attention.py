@@ -17,7 +17,9 @@ from kvpolicies.architecture import find_ropes
 from kvpolicies.eval.revisit import attention
 from kvpolicies.eval.revisit.attention import BINS, BLOCK, LOSSES, bounds, largest, look
 from kvpolicies.eval.revisit.config import Revisit, Rule
-from kvpolicies.eval.revisit.run import Analysis, analyse, decode
+from kvpolicies.eval.revisit.evictions import decode
+from kvpolicies.eval.revisit.rows import analyse
+from kvpolicies.eval.revisit.setting import Analysis
 from kvpolicies.eval.revisit.space import Sample, mean_cosines, principal
 from kvpolicies.eval.revisit.traces import Trace
 from kvpolicies.kernels.softmax import Softmax

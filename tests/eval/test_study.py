@@ -96,3 +96,8 @@ def test_resolving_refuses(changes, says):
 def test_unknown_study_names_the_known():
     with pytest.raises(UserError, match="did you mean 'fidelity'"):
         load_study("fidelty")
+
+
+def test_a_temperature_too_low_for_float32_is_refused_when_the_study_is_made():
+    with pytest.raises(UserError, match=r"at least 0\.001"):
+        Study(temperature=0.0005, samples=2)

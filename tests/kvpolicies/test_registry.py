@@ -9,7 +9,7 @@ import pytest
 from kvpolicies import registry
 from kvpolicies.cli import main
 from kvpolicies.config import Deployment, dump_yaml, from_mapping, load_yaml, split_list
-from kvpolicies.errors import UserError
+from kvpolicies.errors import UserError, nearest
 from kvpolicies.policy import Policy
 from tests.support.specs import SPECS
 
@@ -87,7 +87,7 @@ def _load(target: str):
 
 
 def test_a_deployment_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    config = Deployment(policy="rkv(mix=0.2)", budget="25%", temperature=0.6, sinks=2)
+    config = Deployment(policy="rkv(mix=0.2)", budget="128", temperature=0.6, sinks=2)
     (tmp_path / "deploy.yaml").write_text(dump_yaml(config))
     assert load_yaml(Deployment, tmp_path / "deploy.yaml") == config
 
@@ -181,3 +181,14 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
             main([command, "--help"])
         assert stop.value.code == 0
         assert capsys.readouterr().out.count(f"kvpolicies {command}") >= 2, "usage and an example"
+
+
+def test_no_word_is_suggested_that_is_like_none() -> None:
+    assert nearest("lerning_rate", ["aggregate", "seed"]) == "known: aggregate, seed"
+    assert nearest("lerning_rate", ["learning_rate"]).startswith("did you mean 'learning_rate'?")
+
+
+@pytest.mark.parametrize("key", ["sinks", "window"])
+def test_a_share_takes_no_sinks_or_window(key: str) -> None:
+    with pytest.raises(UserError, match=f"{key} needs a budget in slots"):
+        Deployment(budget="25%", **{key: 0})

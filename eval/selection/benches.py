@@ -1,0 +1,142 @@
+"""One task on one set of problems: the samples of every cell, all of them or none.
+
+A folder is refused unless every cell has every problem, for a mean over whichever problems happened
+to be done first is no measurement.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvpolicies.errors import UserError
+from kvpolicies.eval import results
+from kvpolicies.eval.measures import Row
+from kvpolicies.eval.results import FULL
+from kvpolicies.eval.run import Cell, cells
+from kvpolicies.eval.selection.sources import Source
+
+GRADE = "correct"
+"""The field of a result row that says how right a sample is, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One cell's samples on one bench. P problems, S samples of each."""
+
+    correct: np.ndarray
+    """[P, S], 0 to 1."""
+    lengths: np.ndarray
+    """[P, S], new tokens."""
+    slots: np.ndarray
+    """[P, S], the budget in force."""
+    prompts: np.ndarray
+    """[P, S], tokens of the prompt; 0 where rows do not say."""
+    seconds: float
+
+    @property
+    def by_problem(self) -> np.ndarray:
+        """[P], the share of right samples of each problem."""
+        return self.correct.mean(axis=1)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One task on one set of problems, and what every cell did there."""
+
+    label: str
+    problems: tuple[str, ...]
+    samples: int
+    limit: int
+    """Most new tokens that a sample was allowed, or made, where each problem has its own limit."""
+    cells: dict[Cell, Measured]
+
+    @property
+    def full(self) -> Measured:
+        """The reference, on the same problems."""
+        return self.cells[Cell(FULL, FULL)]
+
+
+def read_bench(source: Source) -> Bench:
+    """The samples of a folder.
+
+    Raises:
+        UserError: a study that is unfinished, or rows that cannot be read.
+    """
+    folder = Path(source.folder)
+    if not results.shards(folder):
+        raise UserError(f"{folder}: the study is unfinished: no {results.NAME}; run it again")
+    try:
+        rows = results.read_folder(folder)
+    except OSError as error:
+        raise UserError(f"{error.filename}: {error.strerror or error}") from None
+    problems = tuple(dict.fromkeys(str(row["problem"]) for row in rows))
+    grid = cells(source.study)
+    kept: dict[Cell, dict[tuple[str, int], Row]] = {cell: {} for cell in grid}
+    for row in rows:
+        if (cell := Cell(row["policy"], row["budget"])) in kept:
+            kept[cell][row["problem"], row["sample"]] = row
+    _check_finished(source, problems, kept)
+    study = source.study
+    measured = {cell: _measured(folder, kept[cell], problems, study.samples) for cell in grid}
+    longest = max(int(cell.lengths.max()) for cell in measured.values())
+    limit = study.max_new_tokens or longest
+    return Bench(study.task, problems, study.samples, limit, measured)
+
+
+def _check_finished(
+    source: Source, problems: tuple[str, ...], kept: dict[Cell, dict[tuple[str, int], Row]]
+) -> None:
+    lacking = []
+    for cell, found in kept.items():
+        samples = range(source.study.samples)
+        lost = [p for p in problems if any((p, sample) not in found for sample in samples)]
+        if lost:
+            lacking.append(f"{label(cell)} lacks {_some(lost, 3)}")
+    never = source.problems - len(problems)
+    if never:
+        lacking.append(
+            f"{abs(never)} of {source.problems} problems "
+            f"{'not reached by any' if never > 0 else 'too many'}"
+        )
+    if lacking:
+        raise UserError(
+            f"{source.folder}: the study is unfinished: {_some(lacking, 5, '; ')}; "
+            f"finish it with the command that began it"
+        )
+
+
+def _some(items: Sequence[str], most: int, separator: str = ", ") -> str:
+    more = len(items) - most
+    return separator.join(items[:most]) + (f"{separator}{more} more" if more > 0 else "")
+
+
+def _measured(
+    folder: Path, rows: dict[tuple[str, int], Row], problems: tuple[str, ...], samples: int
+) -> Measured:
+    order = [rows[problem, sample] for problem in problems for sample in range(samples)]
+
+    def column(key: str, kind: type, missing: Any = None) -> np.ndarray:
+        values = [kind(row.get(key, missing)) for row in order]
+        return np.array(values).reshape(len(problems), samples)
+
+    try:
+        measured = Measured(
+            correct=column(GRADE, float),
+            lengths=column("length", int),
+            slots=column("slots", int),
+            prompts=column("prompt_tokens", int, 0),
+            seconds=float(column("seconds", float).sum()),
+        )
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(f"{folder}: a row without numbers for {GRADE}, length, slots") from None
+    if not ((measured.correct >= 0) & (measured.correct <= 1)).all():
+        raise UserError(f"{folder}: {GRADE} must lie between 0 and 1")
+    return measured
+
+
+def label(cell: Cell) -> str:
+    """`beacon(...) @ 133`; full has no budget."""
+    return FULL if cell.policy == FULL else f"{cell.policy} @ {cell.budget}"

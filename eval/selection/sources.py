@@ -1,0 +1,112 @@
+"""Study folders that a choice is made from: what each ran, and whether they go together."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvpolicies.config import from_mapping
+from kvpolicies.errors import UserError
+from kvpolicies.eval import provenance
+from kvpolicies.eval.study import Study
+
+_SHARED = ("model", "dtype", "temperature", "top_p")
+"""What a deployment has one of, so that all folders must agree."""
+_OWN = ("out", "policies", "budgets", "batch_size", "device", "data")
+"""What studies of one bench may differ in."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A study folder: what it ran, on which code and which problems."""
+
+    folder: str
+    study: Study
+    commits: tuple[str, ...]
+    fingerprint: str
+    """Of the problems."""
+    problems: int
+    weights: str
+    """A short hash of the model's."""
+
+
+def read_source(folder: Path) -> Source:
+    """What a folder's run.json says.
+
+    Raises:
+        UserError: no study there, or one that grades no answers or charges state to the budget.
+    """
+    record = _record(folder)
+    where = str(folder / provenance.NAME)
+    try:
+        study = from_mapping(Study, record["study"], where)
+        count, weights = record["problems"], str(record["model"]["weights"])
+        commits = dict.fromkeys(str(e.get("commit")) for e in record["environments"])
+        fingerprint = str(record["problems_fingerprint"])
+    except UserError:
+        raise
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{where}: not the record of a study ({error})") from None
+    if not isinstance(count, int) or count < 1:
+        raise UserError(f"{where}: problems must be a whole number above 0, got {count!r}")
+    if study.charge_state:
+        raise UserError(
+            f"{folder}: its policies paid for their state in slots (charge_state), "
+            "which no deployment does; run the study without"
+        )
+    if study.entry.forced:
+        raise UserError(
+            f"{folder}: task {study.task} grades no answers, so it has no accuracy "
+            "to choose by; give a study of a task that generates"
+        )
+    return Source(str(folder), study, tuple(commits), fingerprint, count, weights)
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    path = folder / provenance.NAME
+    try:
+        if not folder.is_dir():
+            raise UserError(f"study folder {str(folder)[:200]}: no such folder")
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{folder}: holds no {provenance.NAME}; not the --out of a study") from None
+    except UserError:
+        raise
+    except (OSError, ValueError, RecursionError):
+        raise UserError(f"{path}: cannot be read") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{path}: not the record of a study")
+    if "bench" in record:
+        raise UserError(f"{folder}: holds a bench, which measures no accuracy; give a study")
+    return record
+
+
+def check_alike(sources: list[Source], model: str | None) -> None:
+    """Raises UserError unless all measured one model, `model` if given, under one sampling."""
+    first = sources[0]
+    for source in sources:
+        if model is not None and source.study.model != model:
+            raise UserError(f"{source.folder}: measured {source.study.model}, not --model {model}")
+        for key in _SHARED:
+            mine, theirs = getattr(source.study, key), getattr(first.study, key)
+            if mine != theirs:
+                raise UserError(
+                    f"{source.folder} and {first.folder} differ in {key} ({mine} and "
+                    f"{theirs}); a deployment has one"
+                )
+        if source.weights != first.weights:
+            raise UserError(
+                f"{source.folder} and {first.folder}: other weights of "
+                f"{first.study.model}; measure one of them again"
+            )
+
+
+def check_same_bench(source: Source, other: Source) -> None:
+    """Raises UserError for the same problems under other conditions."""
+    mine, theirs = source.study.identity(), other.study.identity()
+    unlike = [key for key in mine if key not in _OWN and mine[key] != theirs[key]]
+    if unlike:
+        raise UserError(
+            f"{source.folder} and {other.folder}: the same problems under other "
+            f"conditions ({', '.join(unlike)}); give one of them"
+        )
