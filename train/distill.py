@@ -44,7 +44,7 @@ class Distill(Frozen):
         def attend(lesson: Lesson, seen: Watched) -> Tensor:
             return self.attention(*self.learn(lesson, learned), lesson.documents, seen)
 
-        logits = self._pupil[0].run(tokens, documents, attend, every=True)
+        logits = self._pupil[0].run(tokens, documents, attend, every=True, holds=self.holds)
         kl = self.divergence(logits, tokens, documents)
         means, weighted = learned.means(), self.recipe.kl * kl
         parts = {**means, "kl": kl.detach(), "loss": means["loss"] + weighted.detach()}

@@ -21,8 +21,8 @@ from kvpolicies.rope import Rope
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """One layer's part of a batch."""
+class Text:
+    """What a scorer reads of one layer's part of a batch."""
 
     layer: int
     keys: Tensor
@@ -31,16 +31,26 @@ class Lesson:
     """[B, H, S, D]."""
     inputs: Tensor | None
     """[B, S, E], for scorers that read the attention's input."""
-    targets: Tensor
-    """[B, H, S] float32."""
-    futures: Tensor
-    """[B, S] int32, later queries that each target is a mean of."""
     documents: Tensor
     """[B, S]."""
 
     def scores(self, scorer: Scorer) -> Tensor:
         """The scorer's r [B, H, S] of this layer."""
         return scorer.scores(self.layer, self.keys, self.values, self.inputs, self.documents)
+
+
+@dataclass(frozen=True)
+class Lesson(Text):
+    """The same, and what the scorer should have known."""
+
+    targets: Tensor
+    """[B, H, S] float32."""
+    futures: Tensor
+    """[B, S] int32, later queries that each target is a mean of."""
+
+
+Holds = Callable[[Text], Tensor]
+"""A student's eviction times [B, H, S] int32 at a layer."""
 
 
 def positions_in(documents: Tensor) -> Tensor:
@@ -64,18 +74,25 @@ class Teacher:
         self._ropes: list[Rope] = []
 
     @torch.no_grad()
-    def teach(self, tokens: Tensor, documents: Tensor, learn: Callable[[Lesson], Any]) -> None:
+    def teach(
+        self,
+        tokens: Tensor,
+        documents: Tensor,
+        learn: Callable[[Lesson], Any],
+        holds: Holds | None = None,
+    ) -> None:
         """Runs the model on tokens [B, S] and calls `learn` at each full layer, without gradient.
 
         Args:
             documents: [B, S] integer, never falling along a row; attention and positions keep to
                 each.
+            holds: targets are of attention to what this student holds; None = to all.
         """
 
         def look(lesson: Lesson, _: Watched) -> None:
             learn(lesson)
 
-        self.run(tokens, documents, look)
+        self.run(tokens, documents, look, holds=holds)
 
     def run(
         self,
@@ -83,6 +100,7 @@ class Teacher:
         documents: Tensor,
         learn: Callable[[Lesson, Watched], Tensor | None],
         every: bool = False,
+        holds: Holds | None = None,
     ) -> Tensor:
         """The same with gradient, and with attention of its own where `learn` returns some.
 
@@ -92,10 +110,11 @@ class Teacher:
         positions = positions_in(documents)
 
         def see(seen: Watched) -> Tensor | None:
-            targets, futures = self.target(seen.queries, seen.keys, seen.softmax, documents)
             keys = self._features(seen.layer, seen.keys, positions)
-            given = (keys, seen.values, seen.inputs, targets, futures, documents)
-            return learn(Lesson(seen.layer, *given), seen)
+            text = (seen.layer, keys, seen.values, seen.inputs, documents)
+            expires = holds(Text(*text)) if holds else None
+            targets = self.target(seen.queries, seen.keys, seen.softmax, documents, expires)
+            return learn(Lesson(*text, *targets), seen)
 
         with watched_dense(self.model, see, documents, self.needs_input):
             return uncached_forward(self.model, every)(tokens, positions)
