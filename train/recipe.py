@@ -227,10 +227,15 @@ def load_recipe(name: str) -> Recipe:
     Raises:
         UserError: no such file, no valid YAML, an unknown key (naming the nearest), a bad value.
     """
+    return load_yaml(Recipe, find(name))
+
+
+def find(name: str) -> Path:
+    """The file of a recipe; see `load_recipe`."""
     if Path(name).is_file():
-        return load_yaml(Recipe, name)
+        return Path(name)
     if name in shipped():
-        return load_yaml(Recipe, RECIPES / f"{name}.yaml")
+        return RECIPES / f"{name}.yaml"
     raise UserError(
         f"recipe {name}: no such file, and no recipe of the package: {nearest(name, shipped())}"
     )
