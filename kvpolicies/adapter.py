@@ -194,20 +194,20 @@ def forward(
     return (logits if cache is None else logits[:, -1]).float()
 
 
-def uncached_forward(model: Any, every: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
+def uncached_forward(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
     """(tokens [A, T], positions [A, T]) -> last logits [A, V]; no cache object sees it.
 
-    With `every`, all logits [A, T, V].
+    For all logits, in parts: head.py.
     """
     arguments: dict[str, Any] = {"use_cache": False}
-    if not every and "logits_to_keep" in _parameters(type(model)):
+    if "logits_to_keep" in _parameters(type(model)):
         arguments["logits_to_keep"] = 1
 
     def run(tokens: Tensor, positions: Tensor) -> Tensor:
         # Without a padding mask transformers looks, and waits, for packed sequences.
         real = torch.ones_like(tokens)
         output = model(input_ids=tokens, position_ids=positions, attention_mask=real, **arguments)
-        return output.logits if every else output.logits[:, -1]
+        return output.logits[:, -1]
 
     return run
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvpolicies.adapter import Watched, uncached_forward, watched_dense
 from kvpolicies.architecture import find_ropes
+from kvpolicies.head import last_states
 from kvpolicies.kernels.retention import document_bounds
 from kvpolicies.learned.scorer import Scorer
 from kvpolicies.learned.targets import Target
@@ -105,7 +106,7 @@ class Teacher:
         """The same with gradient, and with attention of its own where `learn` returns some.
 
         Returns:
-            Last logits [B, V], or with `every` all of them [B, S, V].
+            Last logits [B, V], or with `every` what all logits are made of (head.py), [B, S, E].
         """
         positions = positions_in(documents)
 
@@ -117,7 +118,8 @@ class Teacher:
             return learn(Lesson(*text, *targets), seen)
 
         with watched_dense(self.model, see, documents, self.needs_input):
-            return uncached_forward(self.model, every)(tokens, positions)
+            forward = last_states(self.model) if every else uncached_forward(self.model)
+            return forward(tokens, positions)
 
     def _features(self, layer: int, keys: Tensor, positions: Tensor) -> Tensor:
         if not self.unrotated:
