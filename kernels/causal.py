@@ -34,7 +34,11 @@ BLOCKS = {
 
 
 def causal_lse(
-    queries: Tensor, keys: Tensor, softmax: Softmax, documents: Tensor | None = None
+    queries: Tensor,
+    keys: Tensor,
+    softmax: Softmax,
+    documents: Tensor | None = None,
+    expires: Tensor | None = None,
 ) -> Tensor:
     """log of the sum of exp(logit) over all keys up to each query, a model's sink included.
 
@@ -43,16 +47,18 @@ def causal_lse(
         keys: [B, H, S, D], of the same positions.
         documents: [B, S] integer, never falling along a row: a query sees its own document only.
             None = one document a row.
+        expires: [B, H, S] int32, the first query that no longer sees each key, as `retain` gives
+            it: the sum of a cache that evicts. None = nothing is evicted.
 
     Returns:
-        [B, H, G, S] float32. Memory O(BLOCK * S) a head.
+        [B, H, G, S] float32; -inf where a query sees nothing. Memory O(BLOCK * S) a head.
     """
     starts = None
     if documents is not None:
         documents = documents.contiguous()
         starts = torch.searchsorted(documents, documents, out_int32=True)
     form = _triton if suits(keys, queries) else _reference
-    return form(queries, keys, softmax, starts)
+    return form(queries, keys, softmax, starts, expires)
 
 
 def grouped_logits(queries: Tensor, keys: Tensor, softmax: Softmax) -> Tensor:
@@ -63,11 +69,17 @@ def grouped_logits(queries: Tensor, keys: Tensor, softmax: Softmax) -> Tensor:
 
 
 def _reference(
-    queries: Tensor, keys: Tensor, softmax: Softmax, starts: Tensor | None
-) -> Tensor:  # fmt: skip
+    queries: Tensor,
+    keys: Tensor,
+    softmax: Softmax,
+    starts: Tensor | None,
+    expires: Tensor | None,
+) -> Tensor:
     """Block by block of queries; `starts` [B, S]: where each one's document begins."""
     parts = []
-    for first in range(0, queries.shape[3], BLOCK):
+    # The widest first: what it leaves free holds the others, while a heap of blocks that widen
+    # comes to S x S.
+    for first in reversed(range(0, queries.shape[3], BLOCK)):
         block = queries[:, :, :, first : first + BLOCK]
         stop = first + block.shape[3]
         earliest = 0 if starts is None else int(starts[:, first].min())
@@ -76,15 +88,24 @@ def _reference(
         hidden = (t > t[first - earliest :, None])[None]
         if starts is not None:
             hidden = hidden | (t < starts[:, first:stop, None])
-        logits = logits.masked_fill(hidden[:, None, None], float("-inf"))
+        hidden = hidden[:, None]  # [1 or B, 1 or H, queries, keys]
+        if expires is not None:
+            hidden = hidden | (expires[:, :, None, earliest:stop] <= t[first - earliest :, None])
+        logits = logits.masked_fill(hidden[:, :, None], float("-inf"))
         parts.append(logits.logsumexp(dim=-1))
-    lse = torch.cat(parts, dim=-1)
+    lse = torch.cat(parts[::-1], dim=-1)
     if softmax.sink is None:
         return lse
     return torch.logaddexp(lse, softmax.sink.float()[None, :, :, None])
 
 
-def _triton(queries: Tensor, keys: Tensor, softmax: Softmax, starts: Tensor | None) -> Tensor:
+def _triton(
+    queries: Tensor,
+    keys: Tensor,
+    softmax: Softmax,
+    starts: Tensor | None,
+    expires: Tensor | None,
+) -> Tensor:
     b, h, g, length, d = queries.shape
     queries, keys = dense(queries), dense(keys)
     block_d = power_of_2(d, 16)
@@ -95,6 +116,7 @@ def _triton(queries: Tensor, keys: Tensor, softmax: Softmax, starts: Tensor | No
     _lse_kernel[ceil_div(length, block_r) * b * h * g,](
         # An argument that a program does not use still must be a tensor.
         *(queries, keys, out if starts is None else starts),
+        out if expires is None else expires.to(torch.int32).contiguous(),
         *(out if softmax.sink is None else softmax.sink.contiguous(), out),
         *(*queries.stride()[:4], *keys.stride()[:3], h, g, length),
         *(softmax.scale / math.log(2), (softmax.cap or 0.0) / math.log(2)),
@@ -105,6 +127,7 @@ def _triton(queries: Tensor, keys: Tensor, softmax: Softmax, starts: Tensor | No
         CAPPED=softmax.cap is not None,
         HAS_SINK=softmax.sink is not None,
         HAS_DOCUMENTS=starts is not None,
+        HAS_EXPIRES=expires is not None,
         num_warps=warps,
     )
     return out
@@ -130,11 +153,11 @@ def natural(top, total):
 
 @jit
 def _step(
-    top, total, q, p_k, row, start, first, length, s_kt, scale, cap,
+    top, total, q, p_k, p_expires, row, start, first, length, s_kt, scale, cap,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr,
-    CAPPED: tl.constexpr, MASKED: tl.constexpr,
+    CAPPED: tl.constexpr, HAS_EXPIRES: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The keys first .. first + BLOCK_C - 1, of which a row sees start .. row."""
+    """The keys first .. first + BLOCK_C - 1, of which a row sees start .. row, unless evicted."""
     o_d = tl.arange(0, BLOCK_D)
     column = first + tl.arange(0, BLOCK_C)
     m_k = (o_d < D)[:, None]
@@ -145,6 +168,10 @@ def _step(
     if MASKED:
         sees = (column[None, :] <= row[:, None]) & (column[None, :] >= start[:, None])
         logits = tl.where(sees, logits, float("-inf"))
+    if HAS_EXPIRES:
+        m_column = (column >= 0) & (column < length)
+        expires = tl.load(p_expires + column, mask=m_column, other=0)
+        logits = tl.where(expires[None, :] > row[:, None], logits, float("-inf"))
     return absorbed(top, total, logits)
 
 
@@ -153,12 +180,14 @@ def _lse_kernel(
     p_q,  # [B, H, G, S, D]
     p_k,  # [B, H, S, D]
     p_start,  # [B, S] int32: the first of each query's document
+    p_expires,  # [B, H, S] int32: the first query that no longer sees each key
     p_sink,  # [H, G]
     p_out,  # [B, H, G, S]
     s_qb, s_qh, s_qg, s_qt, s_kb, s_kh, s_kt,
     heads, groups, length, scale, cap,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
     CAPPED: tl.constexpr, HAS_SINK: tl.constexpr, HAS_DOCUMENTS: tl.constexpr,
+    HAS_EXPIRES: tl.constexpr,
 ):  # fmt: skip
     tiles = tl.cdiv(length, BLOCK_R)
     bhg = (tl.program_id(0) // tiles).to(tl.int64)
@@ -172,6 +201,7 @@ def _lse_kernel(
     o_d = tl.arange(0, BLOCK_D)
     p_q += b * s_qb + h * s_qh + g * s_qg
     p_k += b * s_kb + h * s_kh
+    p_expires += (b * heads + h) * length
     p_row = p_q + row[:, None].to(tl.int64) * s_qt + o_d[None, :]
     q = tl.load(p_row, mask=m_row[:, None] & (o_d < D)[None, :], other=0.0)
     earliest, latest, start = 0, 0, row * 0
@@ -195,12 +225,12 @@ def _lse_kernel(
         gap = tl.where(i < before, 0, full * BLOCK_C)
         first = whole + (i - before) * BLOCK_C + gap
         top, total = _step(
-            top, total, q, p_k, row, start, first, length, s_kt, scale, cap,
-            D, BLOCK_D, BLOCK_C, CAPPED, True,
+            top, total, q, p_k, p_expires, row, start, first, length, s_kt, scale, cap,
+            D, BLOCK_D, BLOCK_C, CAPPED, HAS_EXPIRES, True,
         )  # fmt: skip
     for i in range(full):
         top, total = _step(
-            top, total, q, p_k, row, start, whole + i * BLOCK_C, length, s_kt, scale, cap,
-            D, BLOCK_D, BLOCK_C, CAPPED, False,
+            top, total, q, p_k, p_expires, row, start, whole + i * BLOCK_C, length, s_kt, scale,
+            cap, D, BLOCK_D, BLOCK_C, CAPPED, HAS_EXPIRES, False,
         )  # fmt: skip
     tl.store(p_out + bhg * length + row, natural(top, total), mask=m_row)

@@ -79,22 +79,22 @@ def attach(model: Any, cache: FixedBudgetCache) -> Iterator[FixedBudgetCache]:
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kw: Any
     ) -> Tensor:
         b, h = key.shape[:2]
+        softmax = _softmax(module, h, cache.shape.spans[module.layer_idx], kw)
+        given = inputs.pop(module.layer_idx, None)  # kept no longer than its layer
         if cache.fixed is not None:
-            softmax = _softmax(module, h, cache.shape.spans[module.layer_idx], kw)
             slots = cache.slot_layers[module.layer_idx]
-            return cache.fixed.attend(slots, query, key, value, softmax).flatten(1, 2)
+            return cache.fixed.attend(slots, query, key, value, softmax, given).flatten(1, 2)
         cache.take_over(module.layer_idx, h)
         if not cache.slot_layers:
             cache.allocate(query.shape[0], key.dtype, key.device)
         if module.layer_idx == 0:
             batch[:] = [cache.scheduled or _batch(cache, query, mask, kw.get("position_ids"))]
         rows, counts = batch[0]
-        softmax = _softmax(module, h, cache.shape.spans[module.layer_idx], kw)
         tokens = Tokens(
             query.reshape(b, h, -1, *query.shape[2:]),
             key,
             value,
-            inputs.get(module.layer_idx),
+            given,
             softmax,
         )
         return process(cache.slot_layers[module.layer_idx], tokens, rows, counts).flatten(1, 2)
@@ -194,20 +194,20 @@ def forward(
     return (logits if cache is None else logits[:, -1]).float()
 
 
-def uncached_forward(model: Any, every: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
+def uncached_forward(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
     """(tokens [A, T], positions [A, T]) -> last logits [A, V]; no cache object sees it.
 
-    With `every`, all logits [A, T, V].
+    For all logits, in parts: head.py.
     """
     arguments: dict[str, Any] = {"use_cache": False}
-    if not every and "logits_to_keep" in _parameters(type(model)):
+    if "logits_to_keep" in _parameters(type(model)):
         arguments["logits_to_keep"] = 1
 
     def run(tokens: Tensor, positions: Tensor) -> Tensor:
         # Without a padding mask transformers looks, and waits, for packed sequences.
         real = torch.ones_like(tokens)
         output = model(input_ids=tokens, position_ids=positions, attention_mask=real, **arguments)
-        return output.logits if every else output.logits[:, -1]
+        return output.logits[:, -1]
 
     return run
 

@@ -28,6 +28,7 @@ COMMANDS = {
         "choose a policy and budget to deploy, from studies and constraints",
     ),
     "train": ("kvpolicies.train.command", "train the scorer of a learned policy"),
+    "ablate": ("kvpolicies.train.ablate", "train variants of a recipe and compare their scorers"),
 }
 
 

@@ -51,6 +51,7 @@ class FixedStep:
         }
         self.queries: dict[int, Tensor] = {}
         self.weights: dict[int, Tensor] = {}
+        self.inputs: dict[int, Tensor] = {}
         self._in_graph = mode != "fixed" and device.type == "cuda"
         self._graph: Any = None
         self._logits: Tensor | None = None
@@ -88,13 +89,23 @@ class FixedStep:
         weights = self.weights.get(layer.index)
         if weights is not None:
             weights = weights[part, ..., : view.positions.shape[2]]
-        queries = self.queries[layer.index][part]
-        layer.policy.observe(view, Step(queries, self.positions[part], weights))
+        queries, inputs = self.queries[layer.index][part], self.inputs.get(layer.index)
+        inputs = None if inputs is None else inputs[part]
+        layer.policy.observe(view, Step(queries, self.positions[part], weights, inputs))
 
     def attend(
-        self, layer: SlotLayer, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax
+        self,
+        layer: SlotLayer,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        softmax: Softmax,
+        inputs: Tensor | None = None,
     ) -> Tensor:
-        """Takes one token of every row into its slot and attends: [R, H, G, 1, D]."""
+        """Takes one token of every row into its slot and attends: [R, H, G, 1, D].
+
+        `inputs` [R, 1, E] are the attention block's, where the policy wants them.
+        """
         r, heads, d = self.rows, key.shape[1], key.shape[3]
         slot = self.slots[layer.span is not None]  # [R, 1]
         place = slot[:, None].expand(r, heads, 1)
@@ -111,6 +122,8 @@ class FixedStep:
             visible = Visible(slot, self.positions - layer.span + 1, positions[:, 0])
         grouped = query.reshape(r, heads, -1, 1, d)
         self.queries[layer.index] = grouped
+        if inputs is not None:
+            self.inputs[layer.index] = inputs
         layer.softmax = softmax
         if not layer.policy.needs_attention:
             return slot_attention(grouped, keys, values, visible, softmax)
@@ -123,6 +136,7 @@ class FixedStep:
         # Cleared here, so that a compiled forward always meets them empty.
         self.queries.clear()
         self.weights.clear()
+        self.inputs.clear()
         return self._run(self.tokens, self.positions)
 
     def _replayed(self) -> Tensor:
@@ -197,4 +211,4 @@ def check_mode(mode: str, policy: Policy, device: torch.device) -> str:
 
 
 def _fixable(policy: Policy) -> bool:
-    return not (policy.rerotates or policy.needs_input)
+    return not policy.rerotates

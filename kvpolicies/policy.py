@@ -11,7 +11,7 @@ row. So state is per sequence, and is gone when the row is.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -106,6 +106,18 @@ class View:
     """How the model turns products of queries and keys into attention weights."""
     futures: list[Any]
     """Each row's recording of the run to come (`needs_future`; see recording.py), else None."""
+
+    def of(self, rows: slice) -> "View":
+        """The same of some of these rows."""
+        tensors = {name: getattr(self, name)[rows] for name in ("keys", "values", "positions")}
+        lists = ("lengths", "seen", "budgets", "seeds", "counters", "futures")
+        return replace(
+            self,
+            **tensors,
+            **{name: getattr(self, name)[rows] for name in lists},
+            state={name: tensor[rows] for name, tensor in self.state.items()},
+            slot_state={name: tensor[rows] for name, tensor in self.slot_state.items()},
+        )
 
     @property
     def newest(self) -> Int[Tensor, "B"]:

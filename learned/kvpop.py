@@ -9,7 +9,9 @@ from kvpolicies.learned.nets import Seen
 from kvpolicies.learned.places import Places, taken
 from kvpolicies.learned.policy import Learned
 from kvpolicies.learned.scorer import Scorer
-from kvpolicies.policy import Step, View
+from kvpolicies.policy import Step, View, whole
+from kvpolicies.store import runs
+from kvpolicies.transfer import counting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,18 +23,48 @@ class KVpopMLP(Learned):
 
     name = "kvpop_mlp"
     source = "KVpop_mlp, arXiv 2607.05061"
+    block: int = 1
+    """Tokens that the scorer is shown at once: it runs every so many, with the same scores."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole(self.block, 1, f"{self.name}: block")
+
+    @property
+    def scored_after(self) -> int:
+        """The scorer's lag, and what a token at the start of a block waits for its end."""
+        return self.config.lag + self.block - 1
+
+    def observe(self, view: View, step: Step) -> None:
+        """As in `Learned`, but of whole blocks of positions, each when its last token is there.
+
+        The tokens of a block that is not whole yet lie in the cache: the window protects them.
+        """
+        if self.block == 1:
+            return super().observe(view, step)
+        n, m = step.positions.shape[1], self.block
+        before = [(seen - n) // m * m for seen in view.seen]
+        waiting = [seen // m * m - first for seen, first in zip(view.seen, before, strict=True)]
+        for first, last, count in runs(waiting):
+            if count:
+                rows = slice(first, last)
+                at = counting(before[rows], count, view.keys.device)
+                self._score(view.of(rows), at)
 
     @property
     def needs_rope(self) -> bool:  # type: ignore[override]
         """Only scorers of keys before RoPE turn them back."""
         return self.config.features == "pre_rope"
 
-    def _seen(self, scorer: Scorer, view: View, step: Step, places: Places) -> Seen:
-        new = self._features(scorer, view, *_newest(view, step), step.positions)
+    def _seen(
+        self, scorer: Scorer, view: View, written: Tensor, inputs: Tensor | None, places: Places
+    ) -> Seen:
+        found = (_newest if self.block == 1 else _held)(view, written)
+        new = self._features(scorer, view, *found, written)
         if not self.config.lag:
             return Seen(new, new)
         slots = places.slots()
-        positions = (step.positions - self.config.lag).clamp_min(0)
+        positions = (written - self.config.lag).clamp_min(0)
         kept = (taken(view.keys, slots), taken(view.values, slots))
         return Seen(new, self._features(scorer, view, *kept, positions))
 
@@ -62,10 +94,15 @@ class KVpop(KVpopMLP):
         return super().made_for if find_spec("xlstm") else ""
 
 
-def _newest(view: View, step: Step) -> tuple[Tensor, Tensor]:
-    """Keys and values [B, H, n, D] of the step's tokens."""
-    n, last = step.positions.shape[1], view.lengths[0]
+def _newest(view: View, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [B, H, n, D] of the tokens at positions [B, n], the newest ones."""
+    n, last = positions.shape[1], view.lengths[0]
     if all(length == last for length in view.lengths):
         return view.keys[:, :, last - n : last], view.values[:, :, last - n : last]
-    slots = Places(view.positions, step.positions).slots()
+    return _held(view, positions)
+
+
+def _held(view: View, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of tokens that need not be the newest, wherever they lie."""
+    slots = Places(view.positions, positions).slots()
     return taken(view.keys, slots), taken(view.values, slots)

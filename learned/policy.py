@@ -111,6 +111,11 @@ class Learned(Policy):
         if device.type != "meta":  # where only sizes are asked for
             self.network(device)
 
+    @property
+    def scored_after(self) -> int:
+        """Tokens after which a token has its score, whatever happens: so long it is protected."""
+        return self.config.lag
+
     def grant(self, budget: Budget, prompt: int, limit: int) -> Budget:
         """The budget as it is.
 
@@ -130,9 +135,9 @@ class Learned(Policy):
         return budget.total
 
     def _check_window(self, budget: Budget) -> None:
-        if budget.window < self.config.lag:
+        if budget.window < self.scored_after:
             raise UserError(
-                f"{self}: a token is scored {self.config.lag} tokens after it came, and must be "
+                f"{self}: a token is scored {self.scored_after} tokens after it came, and must be "
                 f"protected until then: the budget's window of {budget.window} is too small"
             )
 
@@ -149,18 +154,25 @@ class Learned(Policy):
 
     def observe(self, view: View, step: Step) -> None:
         """Scores the tokens whose turn it is, and writes the scores to their slots."""
+        self._score(view, step.positions, step.inputs)
+
+    def _score(self, view: View, written: Tensor, inputs: Tensor | None = None) -> None:
+        """Shows the scorer tokens at `written` [B, n]; those `lag` before get their scores."""
         scorer = self.network(view.keys.device)
-        positions = step.positions - self.config.lag  # below 0 where none is old enough
+        positions = written - self.config.lag  # below 0 where none is old enough
         places = Places(view.positions, positions)
-        r = scorer.advance(view.layer, self._seen(scorer, view, step, places), dict(view.state))
+        seen = self._seen(scorer, view, written, inputs, places)
+        r = scorer.advance(view.layer, seen, dict(view.state))
         if self.config.ages:
             r = r + scorer.age(view.layer)[:, None] * positions[:, None]
         places.write(view.slot_state["score"], r)
 
-    def _seen(self, scorer: Scorer, view: View, step: Step, places: Places) -> Seen:
+    def _seen(
+        self, scorer: Scorer, view: View, written: Tensor, inputs: Tensor | None, places: Places
+    ) -> Seen:
         """What the scorer reads; `places` are those of the tokens to be scored."""
-        assert step.inputs is not None, f"{self.name} reads the attention's inputs"
-        return Seen(inputs=step.inputs.to(scorer.dtype))
+        assert inputs is not None, f"{self.name} reads the attention's inputs"
+        return Seen(inputs=inputs.to(scorer.dtype))
 
     def scores(self, view: View) -> Scores:
         """Each token's score plus lam times its position: fixed once read."""

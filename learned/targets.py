@@ -10,6 +10,10 @@ Two options of ours change what "attention together" is (docs/training.md says w
 `power` p counts (sum of attention^p)^(1/p), so that one decisive look is not outweighed by many
 faint ones, and `per_query=False` leaves N_t out, which favours a document's last tokens.
 
+The shares of attention are of the model's dense pass, or of what a student that evicts would still
+attend to: `lse`, dense or sparse. The paper's is sparse, for its model trains under its evictions
+too; there a token that is gone competes with those that are held, and its share may be above 1.
+
 N_t falls by one from token to token until the document ends. So the last targets are means over
 few queries and mean little, and losses leave out tokens with N_t < `min_future`. Tokens that enter
 the top k at earlier queries are all older, with larger N_t: whatever the last targets are, no
@@ -29,6 +33,7 @@ from kvpolicies.kernels.retention import document_bounds
 from kvpolicies.kernels.softmax import Softmax
 
 AGGREGATES = ("max", "mean", "sum")
+LSES = ("dense", "sparse")
 EPS = 1e-6
 
 
@@ -66,20 +71,27 @@ class Target:
 
     @torch.no_grad()
     def __call__(
-        self, queries: Tensor, keys: Tensor, softmax: Softmax, documents: Tensor | None = None
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        softmax: Softmax,
+        documents: Tensor | None = None,
+        expires: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The targets of one layer's dense attention.
+        """The targets of one layer's attention.
 
         Args:
             queries: [B, H, G, S, D], post-RoPE.
             keys: [B, H, S, D].
             documents: [B, S] integer, nondecreasing; None = one a row.
+            expires: [B, H, S] int32, a student's eviction times, of which no query may be left
+                with nothing: its log-sum-exp is over what it would still hold. None = dense.
 
         Returns:
             (target [B, H, S] float32, futures [B, S] int32: N_t, 0 = no future). Memory
             O(block * S) a head.
         """
-        lse = causal_lse(queries, keys, softmax, documents)
+        lse = causal_lse(queries, keys, softmax, documents, expires)
         # attention^p = exp(p logit - p lse), and p logit is the logit of a scale and cap times p.
         p, cap = self.power, softmax.cap
         sharp = replace(softmax, scale=p * softmax.scale, cap=None if cap is None else p * cap)

@@ -5,8 +5,8 @@ and the layer attends under that mask. The student learns to predict as the mode
 the divergence over the teacher's likeliest tokens. The scorer learns the boundary loss on what the
 student's queries would attend to, as in `frozen`: no gradient passes through its ranks.
 
-A CPU attends with a mask of S x S booleans a head; a GPU takes FlexAttention's block mask. All
-logits of a row are held at once. Source: KVpop, arXiv 2607.05061.
+A CPU attends with a mask of S x S booleans a head; a GPU takes FlexAttention's block mask. Of a
+row's logits those of PART tokens are there at a time. Source: KVpop, arXiv 2607.05061.
 """
 
 import copy
@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
+from torch.utils.checkpoint import checkpoint
 
 from kvpolicies.adapter import Watched
+from kvpolicies.head import logits_of
 from kvpolicies.kernels.attention import masked_attention
 from kvpolicies.learned.boundary import retained, static_priorities
 from kvpolicies.learned.mask import block_mask, dense_mask
@@ -26,6 +28,8 @@ from kvpolicies.train.module import Frozen, Learned, Pace, share
 from kvpolicies.train.objective import comparable, decay_of, sizes
 from kvpolicies.train.recipe import Recipe
 from kvpolicies.train.teacher import Lesson, Teacher
+
+PART = 256
 
 
 class Distill(Frozen):
@@ -44,8 +48,8 @@ class Distill(Frozen):
         def attend(lesson: Lesson, seen: Watched) -> Tensor:
             return self.attention(*self.learn(lesson, learned), lesson.documents, seen)
 
-        logits = self._pupil[0].run(tokens, documents, attend, every=True)
-        kl = self.divergence(logits, tokens, documents)
+        states = self._pupil[0].run(tokens, documents, attend, every=True, holds=self.holds)
+        kl = self.divergence(states, tokens, documents)
         means, weighted = learned.means(), self.recipe.kl * kl
         parts = {**means, "kl": kl.detach(), "loss": means["loss"] + weighted.detach()}
         return parts, learned.loss() + weighted
@@ -59,8 +63,8 @@ class Distill(Frozen):
             return self.attention(scores, decay, lesson.documents, seen)
 
         tokens, documents = batch["tokens"], batch["documents"]
-        logits = self._pupil[0].run(tokens, documents, attend, every=True)
-        kl = self.divergence(logits, tokens, documents)
+        states = self._pupil[0].run(tokens, documents, attend, every=True)
+        kl = self.divergence(states, tokens, documents)
         self.log("val/kl", kl, sync_dist=False, rank_zero_only=True, batch_size=1)
 
     def attention(
@@ -84,23 +88,45 @@ class Distill(Frozen):
         )
         return out.view_as(queries)
 
-    def divergence(self, logits: Tensor, tokens: Tensor, documents: Tensor) -> Tensor:
-        """Mean KL from the teacher to logits [B, S, V], over the teacher's `kl_top` likeliest.
+    def divergence(self, states: Tensor, tokens: Tensor, documents: Tensor) -> Tensor:
+        """Mean KL from the teacher to the student, over the teacher's `kl_top` likeliest.
 
         The teacher's probabilities are those among these tokens, the student's among all: what it
-        gives to others costs. Padding counts not.
+        gives to others costs. Padding counts not. Logits are made of PART tokens at a time, and in
+        the backward pass once more.
+
+        Args:
+            states: [B, S, E], the student's behind its last layer.
         """
         with torch.no_grad():
             dense = self.teacher.run(tokens, documents, lambda *_: None, every=True)
-            top, which = dense.float().topk(min(self.recipe.kl_top, dense.shape[-1]), dim=-1)
-            log_p = top.log_softmax(dim=-1)
-        log_q = logits.float().log_softmax(dim=-1).gather(-1, which)
-        each = (log_p.exp() * (log_p - log_q)).sum(dim=-1)
         # A token alone in its document is padding.
         before = torch.nn.functional.pad(documents[:, 1:] == documents[:, :-1], (1, 0))
         real = before | torch.nn.functional.pad(before[:, 1:], (0, 1))
-        per_row = (each * real).sum(dim=-1) / real.sum(dim=-1).clamp_min(1)
-        return per_row.mean()
+        total = states.new_zeros(len(states), dtype=torch.float32)
+        for first in range(0, tokens.shape[1], PART):
+            part = slice(first, first + PART)
+            log_p, which = self._likeliest(dense[:, part])
+            each = checkpoint(
+                *(self._apart, states[:, part], log_p, which),
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
+            total = total + (each * real[:, part]).sum(dim=-1)
+        return (total / real.sum(dim=-1).clamp_min(1)).mean()
+
+    @torch.no_grad()
+    def _likeliest(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """(log probabilities among them, which), each [B, n, kl_top], of the teacher's states."""
+        logits = logits_of(self.teacher.model, states).float()
+        top, which = logits.topk(min(self.recipe.kl_top, logits.shape[-1]), dim=-1)
+        return top.log_softmax(dim=-1), which
+
+    def _apart(self, states: Tensor, log_p: Tensor, which: Tensor) -> Tensor:
+        """[B, n]: the divergence at each token."""
+        logits = logits_of(self.student, states).float()
+        log_q = logits.log_softmax(dim=-1).gather(-1, which)
+        return (log_p.exp() * (log_p - log_q)).sum(dim=-1)
 
     def paces(self) -> list[Pace]:
         """The scorer goes as in `Frozen`, the model at a constant rate."""

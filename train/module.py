@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from kvpolicies.learned.scorer import Scorer
 from kvpolicies.train.figures import Figures
-from kvpolicies.train.objective import Objective, Parts, comparable, decay_of, figures
+from kvpolicies.train.objective import Objective, Parts, comparable, decay_of, figures, held
 from kvpolicies.train.recipe import Recipe
-from kvpolicies.train.teacher import Lesson, Teacher
+from kvpolicies.train.teacher import Holds, Lesson, Teacher, Text
 
 
 class Pace(NamedTuple):
@@ -81,8 +81,18 @@ class Frozen(lightning.LightningModule):
     def step(self, tokens: Tensor, documents: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """(means over layers of the loss's parts, surrogate loss) of tokens [B, S]."""
         learned = Learned()
-        self.teacher.teach(tokens, documents, lambda lesson: self.learn(lesson, learned))
+        learn = lambda lesson: self.learn(lesson, learned)  # noqa: E731
+        self.teacher.teach(tokens, documents, learn, self.holds)
         return learned.means(), learned.loss()
+
+    @property
+    def holds(self) -> Holds | None:
+        """What the scorer, as it is now, would keep: for targets of sparse attention."""
+        return self._held if self.recipe.lse == "sparse" else None
+
+    def _held(self, text: Text) -> Tensor:
+        with torch.autocast(text.keys.device.type, enabled=False):
+            return held(self.recipe, self.scorer, text)
 
     def learn(self, lesson: Lesson, learned: "Learned") -> tuple[Tensor, Tensor | None]:
         """Adds a layer's part of the loss to `learned`; returns scores and decay, detached."""

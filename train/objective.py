@@ -20,12 +20,13 @@ from kvpolicies.learned.boundary import (
     boundary_loss,
     recall,
     regression_loss,
+    retained,
     spearman,
     static_priorities,
 )
 from kvpolicies.learned.scorer import Scorer
 from kvpolicies.train.recipe import Recipe
-from kvpolicies.train.teacher import Lesson
+from kvpolicies.train.teacher import Lesson, Text
 
 FIGURES = ("recall", "chance", "accuracy", "spearman")
 
@@ -95,19 +96,30 @@ def decay_of(scorer: Scorer, layer: int) -> Tensor | None:
     return scorer.age(layer) if scorer.config.ages else None
 
 
-def comparable(scorer: Scorer, lesson: Lesson) -> Tensor:
+def comparable(scorer: Scorer, text: Text) -> Tensor:
     """[B, H, S]: the scores, as numbers whose differences mean the same everywhere."""
-    scores = lesson.scores(scorer)
+    scores = text.scores(scorer)
     if scorer.config.kind == "trimkv":
         return -(-scores).clamp_min(1e-30).log()
     return scores
 
 
 @torch.no_grad()
+def held(recipe: Recipe, scorer: Scorer, text: Text) -> Tensor:
+    """[B, H, S] int32: when a cache of the recipe's one budget would evict each token."""
+    priorities = static_priorities(
+        comparable(scorer, text), decay_of(scorer, text.layer), text.documents
+    )
+    return retained(priorities, *sizes(recipe.budgets[0]), text.documents)[1]
+
+
+@torch.no_grad()
 def figures(recipe: Recipe, scorer: Scorer, lesson: Lesson) -> Tensor:
     """How a layer's scores of one row do: [budgets, H, FIGURES] float64, NaN for what there is not.
 
-    `chance` is the recall of random priorities, `accuracy` .5 where decisions are guessed.
+    The lesson's targets are those of dense attention whatever `lse` the recipe says, so that
+    recalls can be compared. `chance` is the recall of random priorities, `accuracy` .5 where
+    decisions are guessed.
     """
     decay, scores = decay_of(scorer, lesson.layer), comparable(scorer, lesson)
     documents, least = lesson.documents, recipe.min_future

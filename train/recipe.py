@@ -19,7 +19,7 @@ from kvpolicies.config import load_yaml, option
 from kvpolicies.errors import UserError, nearest
 from kvpolicies.eval import models
 from kvpolicies.learned.config import FEATURES, KINDS
-from kvpolicies.learned.targets import AGGREGATES, Target
+from kvpolicies.learned.targets import AGGREGATES, LSES, Target
 
 RECIPES = Path(__file__).parent / "recipes"
 WORDS = {
@@ -27,6 +27,7 @@ WORDS = {
     "recipe": ("frozen", "distill"),
     "schedule": ("cosine", "linear", "constant"),
     "aggregate": AGGREGATES,
+    "lse": LSES,
     "features": FEATURES,
     "dtype": ("float32", "bfloat16"),
     "strategy": ("auto", "ddp", "fsdp"),
@@ -75,6 +76,7 @@ class Recipe:
     aggregate: str = option("max", "how targets of a group's query heads become one")
     power: float = option(1.0, "of attention in targets: above 1, one strong look outweighs many")
     per_query: bool = option(True, "targets are means over later queries; else sums")
+    lse: str = option("dense", "attention in targets: dense, or sparse: of what the scorer keeps")
     memory: int = option(0, "kvpop: rows of the scorer's memory; 0 = head size")
     hidden: int = option(0, "hidden units of kvpop_mlp and trimkv; 0 = the scorer's default")
     features: str = option("post_rope", "keys as the scorer sees them: post_rope, pre_rope")
@@ -105,10 +107,12 @@ class Recipe:
             raise UserError("boundary and regression are both 0: nothing would be learned")
         if self.at_entry and self.kind != "kvpop":
             raise UserError(f"at_entry is an ablation of kvpop, not of {self.kind}")
-        if self.recipe == "distill" and (self.kind == "trimkv" or len(self.budget) != 1):
+        asked = "recipe distill" if self.recipe == "distill" else "lse sparse"
+        evicts = self.recipe == "distill" or self.lse == "sparse"
+        if evicts and (self.kind == "trimkv" or len(self.budget) != 1):
             raise UserError(
-                "recipe distill needs one budget, and a kind that orders tokens the same at any "
-                "age: not trimkv"
+                f"{asked} needs one budget, and a kind that orders tokens the same at any age: "
+                "not trimkv"
             )
         _check_effect(self)
         models.check_device(self.device)
@@ -223,10 +227,15 @@ def load_recipe(name: str) -> Recipe:
     Raises:
         UserError: no such file, no valid YAML, an unknown key (naming the nearest), a bad value.
     """
+    return load_yaml(Recipe, find(name))
+
+
+def find(name: str) -> Path:
+    """The file of a recipe; see `load_recipe`."""
     if Path(name).is_file():
-        return load_yaml(Recipe, name)
+        return Path(name)
     if name in shipped():
-        return load_yaml(Recipe, RECIPES / f"{name}.yaml")
+        return RECIPES / f"{name}.yaml"
     raise UserError(
         f"recipe {name}: no such file, and no recipe of the package: {nearest(name, shipped())}"
     )

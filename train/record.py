@@ -30,7 +30,8 @@ def check(recipe: Recipe) -> dict[str, Any] | None:
         return None
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
-        before = known["recipe"]
+        # An option that came after the run was begun had its default then.
+        before = {**Recipe().identity(), **known["recipe"]}
         changed = [k for k, v in recipe.identity().items() if before.get(k) != v]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{path}: cannot be read; choose another --out") from None

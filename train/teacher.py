@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvpolicies.adapter import Watched, uncached_forward, watched_dense
 from kvpolicies.architecture import find_ropes
+from kvpolicies.head import last_states
 from kvpolicies.kernels.retention import document_bounds
 from kvpolicies.learned.scorer import Scorer
 from kvpolicies.learned.targets import Target
@@ -21,8 +22,8 @@ from kvpolicies.rope import Rope
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """One layer's part of a batch."""
+class Text:
+    """What a scorer reads of one layer's part of a batch."""
 
     layer: int
     keys: Tensor
@@ -31,16 +32,26 @@ class Lesson:
     """[B, H, S, D]."""
     inputs: Tensor | None
     """[B, S, E], for scorers that read the attention's input."""
-    targets: Tensor
-    """[B, H, S] float32."""
-    futures: Tensor
-    """[B, S] int32, later queries that each target is a mean of."""
     documents: Tensor
     """[B, S]."""
 
     def scores(self, scorer: Scorer) -> Tensor:
         """The scorer's r [B, H, S] of this layer."""
         return scorer.scores(self.layer, self.keys, self.values, self.inputs, self.documents)
+
+
+@dataclass(frozen=True)
+class Lesson(Text):
+    """The same, and what the scorer should have known."""
+
+    targets: Tensor
+    """[B, H, S] float32."""
+    futures: Tensor
+    """[B, S] int32, later queries that each target is a mean of."""
+
+
+Holds = Callable[[Text], Tensor]
+"""A student's eviction times [B, H, S] int32 at a layer."""
 
 
 def positions_in(documents: Tensor) -> Tensor:
@@ -64,18 +75,25 @@ class Teacher:
         self._ropes: list[Rope] = []
 
     @torch.no_grad()
-    def teach(self, tokens: Tensor, documents: Tensor, learn: Callable[[Lesson], Any]) -> None:
+    def teach(
+        self,
+        tokens: Tensor,
+        documents: Tensor,
+        learn: Callable[[Lesson], Any],
+        holds: Holds | None = None,
+    ) -> None:
         """Runs the model on tokens [B, S] and calls `learn` at each full layer, without gradient.
 
         Args:
             documents: [B, S] integer, never falling along a row; attention and positions keep to
                 each.
+            holds: targets are of attention to what this student holds; None = to all.
         """
 
         def look(lesson: Lesson, _: Watched) -> None:
             learn(lesson)
 
-        self.run(tokens, documents, look)
+        self.run(tokens, documents, look, holds=holds)
 
     def run(
         self,
@@ -83,22 +101,25 @@ class Teacher:
         documents: Tensor,
         learn: Callable[[Lesson, Watched], Tensor | None],
         every: bool = False,
+        holds: Holds | None = None,
     ) -> Tensor:
         """The same with gradient, and with attention of its own where `learn` returns some.
 
         Returns:
-            Last logits [B, V], or with `every` all of them [B, S, V].
+            Last logits [B, V], or with `every` what all logits are made of (head.py), [B, S, E].
         """
         positions = positions_in(documents)
 
         def see(seen: Watched) -> Tensor | None:
-            targets, futures = self.target(seen.queries, seen.keys, seen.softmax, documents)
             keys = self._features(seen.layer, seen.keys, positions)
-            given = (keys, seen.values, seen.inputs, targets, futures, documents)
-            return learn(Lesson(seen.layer, *given), seen)
+            text = (seen.layer, keys, seen.values, seen.inputs, documents)
+            expires = holds(Text(*text)) if holds else None
+            targets = self.target(seen.queries, seen.keys, seen.softmax, documents, expires)
+            return learn(Lesson(*text, *targets), seen)
 
         with watched_dense(self.model, see, documents, self.needs_input):
-            return uncached_forward(self.model, every)(tokens, positions)
+            forward = last_states(self.model) if every else uncached_forward(self.model)
+            return forward(tokens, positions)
 
     def _features(self, layer: int, keys: Tensor, positions: Tensor) -> Tensor:
         if not self.unrotated:

@@ -153,7 +153,9 @@ def causal(size: int, d: int) -> Iterator[Case]:
     from kvpolicies.kernels import causal as module
 
     types = {"p_q": POINTERS[size], "p_k": POINTERS[size], "p_start": "*i32"}
-    yield from _streamed("causal lse", module, module._lse_kernel, types, size, d, "HAS_SINK")
+    types |= {"p_expires": "*i32"}
+    more = ("HAS_SINK", "HAS_EXPIRES")
+    yield from _streamed("causal lse", module, module._lse_kernel, types, size, d, *more)
 
 
 def future(size: int, d: int) -> Iterator[Case]:

@@ -38,10 +38,12 @@ def test_as_the_reference(shape: tuple) -> None:
     keys = torch.randn(b, h, length + 3, d, generator=seed).to(key_type)[:, :, :length]
     softmax = Softmax(2 * d**-0.5, cap, torch.randn(h, g, generator=seed) if sink else None)
     documents = torch.randint(0, 4, (b, length), generator=seed).sort().values
-    for packed in (None, documents):
-        expected = causal_lse(queries, keys, softmax, packed)
+    alive = torch.randint(1, 60, (b, h, length), generator=seed, dtype=torch.int32)
+    expires = torch.arange(length, dtype=torch.int32) + alive
+    for packed, gone in ((None, None), (documents, None), (None, expires), (documents, expires)):
+        expected = causal_lse(queries, keys, softmax, packed, gone)
         with on_triton():
-            got = causal_lse(queries, keys, softmax, packed)
+            got = causal_lse(queries, keys, softmax, packed, gone)
         close(got, expected, TOLERANCE[query_type == key_type])
 
 
@@ -52,7 +54,9 @@ def test_the_tile_does_not_matter(tile: tuple[int, int], monkeypatch: pytest.Mon
     queries, keys = torch.randn(2, 1, 1, 200, 32, generator=seed), torch.randn(2, 1, 200, 32)
     starts = torch.zeros(2, 200, dtype=torch.int32)
     starts[0, [5, 6, 32, 64, 150, 199]] = 1
-    args = (queries, keys, Softmax(0.2), starts.cumsum(1))
+    # Some tokens leave at once, so that whole tiles are gone; others never do.
+    expires = torch.where(torch.arange(200) % 90 < 80, torch.arange(200) + 1, 1 << 30)
+    args = (queries, keys, Softmax(0.2), starts.cumsum(1), expires.int().expand(2, 1, 200))
     expected = causal_lse(*args)
     monkeypatch.setitem(causal.BLOCKS, (4, 64), (*tile, 4))
     with on_triton():

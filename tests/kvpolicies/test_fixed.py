@@ -13,7 +13,7 @@ from kvpolicies.fixed import bucket
 from tests.kvpolicies.test_families import model_of
 from tests.support.futures import continuation
 from tests.support.models import prompts, tiny
-from tests.support.specs import LOOKING_AHEAD, NEEDING_INPUT, OWN_RULES, REPLAYABLE
+from tests.support.specs import LOOKING_AHEAD, OWN_RULES, REPLAYABLE
 
 PROMPTS = prompts(5, 70, 17, 33, 1, 100)
 LIMITS = [3, 40, 9, 25, 12, 33]
@@ -34,7 +34,7 @@ def same(ours: list[Any], theirs: list[Any]) -> None:
         assert torch.equal(a.trace.times, b.trace.times)
 
 
-@pytest.mark.parametrize("spec", [s for s in [*REPLAYABLE, *OWN_RULES] if s not in NEEDING_INPUT])
+@pytest.mark.parametrize("spec", [*REPLAYABLE, *OWN_RULES])
 def test_fixed_shapes_change_nothing(spec: str) -> None:
     """Through rows that finish, buckets that shrink, and idle rows in a bucket."""
     same(run(spec, "fixed"), run(spec, "eager"))
@@ -77,7 +77,9 @@ def test_sampling_is_the_same() -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs g++")
-@pytest.mark.parametrize("spec", ["beacon(n_beacon=4, n_recent=4)", "h2o"])
+@pytest.mark.parametrize(
+    "spec", ["beacon(n_beacon=4, n_recent=4)", "h2o", "dms(scorer='random/dms')"]
+)
 def test_compiled(spec: str) -> None:
     options: dict[str, Any] = {"max_new_tokens": [20] * 6, "batch_size": 6}
     torch._dynamo.utils.counters.clear()

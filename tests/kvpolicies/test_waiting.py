@@ -18,7 +18,7 @@ from kvpolicies.store import SlotStore
 from tests.support.futures import continuation
 from tests.support.models import prompts, tiny
 from tests.support.reading import Reading
-from tests.support.specs import LOOKING_AHEAD, NEEDING_INPUT, REPLAYABLE
+from tests.support.specs import LOOKING_AHEAD, REPLAYABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = prompts(5, 70, 17, 33, 1, 100)
@@ -64,8 +64,6 @@ def test_what_comes_after_a_stop_token_is_thrown_away(monkeypatch: pytest.Monkey
 def test_nothing_is_read_back_in_a_step(
     spec: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if step == "fixed" and spec in NEEDING_INPUT:
-        pytest.skip("runs with step='eager' only")
     monkeypatch.setitem(loop.LOOK_EVERY, "cpu", 8)
     # On a CPU, where it costs nothing, a NaN is found at once.
     monkeypatch.setattr(SlotStore, "check_scores", lambda self: None)

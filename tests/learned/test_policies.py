@@ -82,7 +82,7 @@ def held(layer: SlotLayer, row: int) -> tuple[Tensor, Tensor]:
     assert isinstance(policy, Learned)
     positions, order = layer.positions[row, :, :n].long().sort(-1)
     scores = layer.slot_state["score"][row, :, :n].gather(-1, order)
-    old = n - policy.config.lag
+    old = n - policy.config.lag - layer.seen[row] % getattr(policy, "block", 1)
     assert (scores[:, old:] == 0).all(), "scored before its time"
     return positions[:, :old], scores[:, :old]
 

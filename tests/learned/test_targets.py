@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from kvpolicies.kernels.retention import NEVER
 from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.learned.boundary import retained
 from kvpolicies.learned.targets import Target, future_counts
 
 
@@ -56,6 +59,40 @@ def test_equal_to_dense_attention(
         found, futures = replace(target, aggregate=name)(queries, keys, soft, given)
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
         assert torch.equal(futures.long(), counted) and found.dtype == torch.float32
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_sparse_targets_are_those_of_what_is_held(packed: bool, power: float) -> None:
+    """Against float64, query by query and key by key: no mask, no logarithm of a sum."""
+    g = torch.Generator().manual_seed(3)
+    queries, keys = torch.randn(1, 2, 2, 40, 8, generator=g), torch.randn(1, 2, 40, 8, generator=g)
+    sink = torch.tensor([[0.3, -1.0], [0.0, 0.5]])
+    documents = (torch.rand(1, 40, generator=g) < 0.08).long().cumsum(-1) * int(packed)
+    expires = retained(torch.randn(1, 2, 40, generator=g), 1, 5, 4, documents)[1]
+    target, soft = Target(5, power=power), Softmax(0.5, None, sink)
+    found, futures = target(queries, keys, soft, documents, expires)
+    logits = soft.scale * torch.einsum("bhgnd,bhld->bhgnl", queries, keys).double()
+    worth = torch.zeros(2, 2, 40, dtype=torch.float64)
+    above = 0
+    for h, i, q in product(range(2), range(2), range(40)):
+        old = range(documents[0].tolist().index(documents[0, q].item()), q + 1)
+        weight = {t: logits[0, h, i, q, t].exp() for t in old}
+        held = [t for t in old if q < expires[0, h, t]]
+        assert len(held) <= 10
+        total = sink[h, i].double().exp() + sum(weight[t] for t in held)
+        for t in old:
+            if q >= t + target.delay:
+                worth[h, i, t] += (weight[t] / total) ** power
+                above += bool(weight[t] > total)
+    mean = (worth / futures[0].clamp_min(1)) ** (1 / power)
+    expected = torch.logaddexp(mean.log(), torch.tensor(1e-6).double().log()).amax(dim=1)
+    torch.testing.assert_close(found[0].double(), expected, atol=1e-5, rtol=0)
+    assert above > 0, "nothing was evicted that would have been looked at"
+    dense = target(queries, keys, soft, documents)[0]
+    assert (found - dense).abs().max() > 0.1
+    never = torch.full_like(expires, NEVER)
+    assert torch.equal(target(queries, keys, soft, documents, never)[0], dense)
 
 
 def test_a_high_power_is_the_strongest_look() -> None:

@@ -29,7 +29,7 @@ OWN_RULES = [
 NEEDING_INPUT = ["dms(scorer='random/dms')", "trimkv(scorer='random/trimkv', every=3)"]
 LEARNED = [
     "kvpop(scorer='random/kvpop')",
-    "kvpop(scorer='random/kvpop_at_entry', every=4)",
+    "kvpop(scorer='random/kvpop_at_entry', every=4, block=3)",
     "kvpop(scorer='random/kvpop_pre_rope')",
     "kvpop_mlp(scorer='random/kvpop_mlp')",
     *NEEDING_INPUT,

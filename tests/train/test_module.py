@@ -9,10 +9,11 @@ from torch import Tensor
 
 from kvpolicies.architecture import find_ropes
 from kvpolicies.learned.config import KINDS
+from kvpolicies.learned.mask import dense_mask
 from kvpolicies.learned.targets import Target
 from kvpolicies.train.fit import new_scorer
 from kvpolicies.train.module import Frozen, share
-from kvpolicies.train.objective import FIGURES, comparable, decay_of, figures
+from kvpolicies.train.objective import FIGURES, comparable, decay_of, figures, held
 from kvpolicies.train.packing import pack
 from kvpolicies.train.recipe import Recipe
 from kvpolicies.train.teacher import Lesson, Teacher
@@ -133,6 +134,31 @@ def test_the_first_steps_may_regress_alone() -> None:
     frozen, (tokens, documents) = module("kvpop_mlp", regress_first=3, regression=0.5), rows()
     means, loss = frozen.step(tokens, documents)
     assert torch.allclose(loss, 0.5 * means["regression"])
+
+
+@pytest.mark.parametrize("kind", ["kvpop", "kvpop_mlp", "dms"])
+def test_sparse_targets_follow_the_scorer_and_figures_do_not(kind: str) -> None:
+    """What the scorer would keep, in training; judged by dense targets, as any other."""
+    frozen, (tokens, documents) = module(kind, budget=(24,), lse="sparse"), rows()
+    dense = module(kind, budget=(24,))
+    lessons: list[list[Lesson]] = [[], []]
+    for one, its in zip((frozen, dense), lessons, strict=True):
+        one.learn = lambda lesson, _, to=its: to.append(lesson)  # type: ignore[method-assign]
+        with pytest.raises(IndexError):  # nothing was learned
+            one.step(tokens, documents)
+    for sparse, plain in zip(*lessons, strict=True):
+        expires = held(frozen.recipe, frozen.scorer, plain)
+        seen = dense_mask(expires, documents)
+        assert int(seen.sum(-1).max()) == 24
+        # Fewer keys to share a query's attention: no key is worth less to it.
+        assert bool((sparse.targets - plain.targets > -1e-5).all())
+        assert (sparse.targets - plain.targets).max() > 0.1
+    judged: list[list[Lesson]] = [[], []]
+    for one, its in zip((frozen, dense), judged, strict=True):
+        one.judge = its.append  # type: ignore[method-assign]
+        one.validation_step({"tokens": tokens, "documents": documents}, 0)
+    for a, b in zip(*judged, strict=True):
+        assert torch.equal(a.targets, b.targets)
 
 
 @pytest.mark.parametrize("kind", KINDS)

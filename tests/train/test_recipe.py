@@ -36,6 +36,9 @@ from kvpolicies.train.recipe import Recipe, load_recipe, shipped
         ({"split": "test"}, "split 'test' has no effect"),
         ({"base_lr": 1e-3}, "is of recipe distill"),
         ({"kind": "kvpop_mlp", "memory": 8}, "memory 8 has no effect: is of kind kvpop"),
+        ({"lse": "spares"}, "did you mean 'sparse'?"),
+        ({"lse": "sparse", "sequence": 1024, "budget": [69, 101]}, "lse sparse needs one budget"),
+        ({"lse": "sparse", "kind": "trimkv"}, "orders tokens the same at any age: not trimkv"),
         ({"hidden": 8}, "is of kinds kvpop_mlp and trimkv"),
     ],
 )
