@@ -4,6 +4,7 @@ import csv
 import json
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,11 +65,12 @@ def test_the_same_length_is_that_of_the_sample_beside_it(small_study):
 def cuts(grade, tokens, **row):
     made = {"policy": FULL, "budget": FULL, "problem": "a", "sample": 0, "tokens": tokens,
             "length": len(tokens), "correct": 1, **row}  # fmt: skip
-    task = SimpleNamespace(measures=(ACCURACY,), grade=grade)
-    return Cuts(task, SimpleNamespace(rows=[made]), lambda tokens: " ".join(map(str, tokens)))
+    task: Any = SimpleNamespace(measures=(ACCURACY,), grade=grade)
+    kept: Any = SimpleNamespace(rows=[made])
+    return Cuts(task, kept, lambda tokens: " ".join(map(str, tokens)))
 
 
-def sample(new, slots):
+def sample(new, slots) -> Any:
     return SimpleNamespace(tokens=[0] * new, prompt_tokens=6, budget_total=slots)
 
 
