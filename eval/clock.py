@@ -90,10 +90,10 @@ class _Clock:
     def restarted_after(self, prefill: Callable[..., Any]) -> Callable[..., Any]:
         """The loop's prefill, after which all seconds are zero: decode steps are asked about."""
 
-        def run(owner: Any, new: list[Any]) -> None:
-            prefill(owner, new)
-            if new:
+        def run(owner: Any) -> Any:
+            if came := prefill(owner):
                 self.seconds.clear()
+            return came
 
         return run
 

@@ -62,10 +62,10 @@ def watched(mark: Callable[[int], None]) -> Iterator[None]:
     """
     prefill, decode = loop.Loop._prefill, loop.Loop._decode
 
-    def prefilled(self: Any, new: list[Any]) -> None:
-        prefill(self, new)
-        if new:
+    def prefilled(self: Any) -> bool:
+        if came := prefill(self):
             mark(1)
+        return came
 
     def decoded(self: Any, active: list[Any]) -> None:
         decode(self, active)

@@ -1,5 +1,7 @@
 """The one exception that is meant for a user's eyes."""
 
+from collections.abc import Sequence
+
 
 class UserError(ValueError):
     """Bad input: one line that says what, where, and what to write instead.
@@ -9,7 +11,7 @@ class UserError(ValueError):
     """
 
 
-def nearest(word: str, known: list[str]) -> str:
+def nearest(word: str, known: Sequence[str]) -> str:
     """Returns a hint for the end of an error line: the known word that `word` is like, and all.
 
     A word that is like none of them gets no suggestion.

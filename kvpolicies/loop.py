@@ -174,13 +174,19 @@ class Loop:
         self.cache.swap_rows(left, row)
         next(r for r in self.active if r.row == row and r is not request).row = left
 
-    def _prefill(self) -> None:
-        """Brings prompts in, each row in steps that its own budget can hold: to the end, or one."""
+    def _prefill(self) -> bool:
+        """Brings prompts in, each row in steps that its own budget can hold: to the end, or one.
+
+        Returns whether there was any to bring in.
+        """
+        any_came = False
         while todo := [r for r in self.active if r.waiting and not r.cancelled]:
             most = self.chunk and max(1, self.chunk // len(todo))
             self._advance(todo, [self.cache.next_step(r.row, r.waiting, most) for r in todo])
+            any_came = True
             if self.chunk:
-                return
+                break
+        return any_came
 
     def _advance(self, requests: list[Request], counts: list[int]) -> None:
         """One forward: counts[i] prompt tokens of each; a new token where the prompt is done."""

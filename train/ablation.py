@@ -71,7 +71,7 @@ def load_ablation(
     path = _find(name)
     given = _mapping(read_yaml(path), str(path))
     if unknown := [key for key in given if key not in KEYS]:
-        raise UserError(f"{path}: unknown key {unknown[0]!r}: {nearest(str(unknown[0]), list(KEYS))}")
+        raise UserError(f"{path}: unknown key {unknown[0]!r}: {nearest(str(unknown[0]), KEYS)}")
     folder = Path(out or str(given.get("out") or "results/ablations"))
     shared = {**_base(given, path), **_mapping(given.get("recipe"), f"{path}: recipe"), **changes}
     variants = {}

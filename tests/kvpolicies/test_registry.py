@@ -191,4 +191,4 @@ def test_no_word_is_suggested_that_is_like_none() -> None:
 @pytest.mark.parametrize("key", ["sinks", "window"])
 def test_a_share_takes_no_sinks_or_window(key: str) -> None:
     with pytest.raises(UserError, match=f"{key} needs a budget in slots"):
-        Deployment(budget="25%", **{key: 0})
+        Deployment(budget="25%", **{key: 0})  # type: ignore[arg-type]
