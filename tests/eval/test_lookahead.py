@@ -54,7 +54,7 @@ def test_rows_say_that_they_replay_and_hold_their_own_choices(looked_ahead):
 def test_it_is_marked_wherever_numbers_are_shown(looked_ahead):
     folder = looked_ahead[1]
     page = (folder / report.NAME).read_text()
-    assert "<td>oracle †</td>" in page and "<td>oracle</td>" not in page
+    assert ">oracle †</th>" in page and ">oracle</t" not in page
     assert "no policy to deploy" in page
     with (folder / "summary.csv").open() as file:
         marked = {line["policy"]: line["lookahead"] for line in csv.DictReader(file)}
