@@ -14,14 +14,16 @@ folder, share the work.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from kvpolicies import config
 from kvpolicies.errors import UserError
 from kvpolicies.eval import claims, launch, lookahead, report
-from kvpolicies.eval.run import check_study, run_study
+from kvpolicies.eval.preparing import prepare
+from kvpolicies.eval.run import run_prepared
 from kvpolicies.eval.study import Study, load_study, shipped
 from kvpolicies.eval.summary import Summary
 
@@ -40,14 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the studies, writes their reports, prints their tables. Returns the exit status."""
+    place, ready = launch.here(), None
     studies = chosen(args)
-    place = launch.here()
     if len(studies) > 1:  # nothing wrong with the last may come up after hours of the first
-        for study in studies:
-            check_study(study.resolved())
-    for study in studies:
-        folder = run_study(study)
-        study = study.resolved()
+        for where, study in studies:
+            with _named(where):
+                ready = prepare(study, ready)
+    for where, study in studies:
+        with _named(where):
+            ready = prepare(study, ready)
+        folder, study = run_prepared(ready), ready.study
         if not place.leads:
             continue
         with claims.reporting(folder):
@@ -57,23 +61,35 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def chosen(args: argparse.Namespace) -> list[Study]:
-    """The studies that the command line names, its options over each; of several, `--out` holds one
-    folder a study, by its file's name.
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Says of several studies which one is wrong; of one, "", nothing is to be added."""
+    try:
+        yield
+    except UserError as error:
+        if not where or str(error).startswith(where):
+            raise
+        raise UserError(f"{where}: {error}") from None
+
+
+def chosen(args: argparse.Namespace) -> list[tuple[str, Study]]:
+    """The studies that the command line names, its options over each; of several each with its
+    file's name, by which `--out` then holds a folder for each.
 
     Raises:
         UserError: as `load_study`; two studies that would write to one folder.
     """
     if len(args.study) < 2:
         base = load_study(args.study[0]) if args.study else None
-        return [config.from_args(Study, args, base=base)]
+        return [("", config.from_args(Study, args, base=base))]
     studies = []
     for name in args.study:
-        study = config.from_args(Study, args, base=load_study(name))
+        with _named(name):
+            study = config.from_args(Study, args, base=load_study(name)).resolved()
         if args.out is not None:
             study = replace(study, out=str(Path(args.out) / Path(name).stem))
-        studies.append(study)
-    folders = [Path(study.resolved().out).resolve() for study in studies]
+        studies.append((name, study))
+    folders = [Path(study.out).resolve() for _, study in studies]
     for folder in folders:
         if folders.count(folder) > 1:
             raise UserError(f"{folder}: out of two of the studies; give each its own, or --out DIR")

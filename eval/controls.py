@@ -1,8 +1,8 @@
 """Two controls made of full's own samples, cut: what a policy owes to its length, and to evicting.
 
     same_length   full, stopped after as many new tokens as the policy wrote in the same sample
-    same_memory   full, stopped where prompt and new tokens fill the policy's budget: what the same
-                  memory gives to those who evict nothing and stop
+    same_memory   full, stopped where prompt and new tokens fill the policy's budget (the last of
+                  them needs no slot): what the same slots give to those who evict nothing and stop
 
 Cutting is exact. `full` under a smaller limit of new tokens writes the beginning of what it wrote,
 since a sample's random numbers do not depend on the limit; so the cut tokens are decoded and graded
@@ -28,7 +28,8 @@ LENGTH, MEMORY = "same_length", "same_memory"
 NAMES = {LENGTH: "full, same length", MEMORY: "full, same memory"}
 MEANINGS = {
     LENGTH: "full, stopped after as many new tokens as this policy wrote in the same sample",
-    MEMORY: "full, stopped where prompt and new tokens fill the slots of this cell",
+    MEMORY: "full, stopped where prompt and new tokens fill the slots of this cell "
+    "(a policy's own state comes on top of them)",
 }
 
 
@@ -56,7 +57,8 @@ class Cuts:
         asked = Budget.parse(budget, length=request.length).total
         # A paper's own rule holds more slots than were asked for, a charged state is worth some.
         slots = max(asked, made.budget_total)
-        limits = {LENGTH: len(made.tokens), MEMORY: max(0, slots - made.prompt_tokens)}
+        room = slots - made.prompt_tokens + 1  # the last token is chosen, and never stored
+        limits = {LENGTH: len(made.tokens), MEMORY: max(0, room)}
         row = self._row(Key(FULL, FULL, request.problem.id, request.sample))
         return {name: self._cut(request.problem, row, limit) for name, limit in limits.items()}
 

@@ -141,11 +141,15 @@ def sentence(power: Power | None) -> str:
     one, two, budget = power.pair
     others = [f"{p} with {n}" for n, p in power.needed.items() if n != power.samples]
     samples = f"{power.samples} sample{'s' if power.samples > 1 else ''}"
+    told = (
+        f"a true difference of {100 * power.detectable:.1f} points is told apart"
+        if power.detectable < 1
+        else "no difference, however large, is told apart"
+    )
     text = (
-        f"With {power.problems} problems and {samples} each, a true difference "
-        f"of {100 * power.detectable:.1f} points is told apart with chance 80 % by one test at 5 % "
-        f"if gaps vary as they did here (the median pair, {one} and {two} at {budget}; from few "
-        f"problems that is a rough guess). To tell 3 points that way takes {own} "
+        f"With {power.problems} problems and {samples} each, {told} with chance 80 % by one test "
+        f"at 5 % if gaps vary as they did here (the median pair, {one} and {two} at {budget}; from "
+        f"few problems that is a rough guess). To tell 3 points that way takes {own} "
         f"problems with {samples} each"
     )
     if others:

@@ -13,10 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvpolicies.adapter import inspect_model
-from kvpolicies.admission import in_force
-from kvpolicies.budget import Budget
 from kvpolicies.decoding import Generation, generate
-from kvpolicies.errors import UserError
 from kvpolicies.eval import (
     controls,
     launch,
@@ -30,12 +27,12 @@ from kvpolicies.eval import (
 from kvpolicies.eval.bars import Bars
 from kvpolicies.eval.fidelity import Scorer, split_units
 from kvpolicies.eval.launch import Group, Place
+from kvpolicies.eval.preparing import Prepared, prepare
 from kvpolicies.eval.prompts import Request
 from kvpolicies.eval.results import Key, Results
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import FULL
-from kvpolicies.eval.tasks import Grades, Problem
-from kvpolicies.registry import resolve
+from kvpolicies.eval.tasks import Grades
 
 UNIT_BATCHES = 2
 """Batches in a unit of generation: more loses more to a kill, less wastes finished rows."""
@@ -71,41 +68,21 @@ def run_study(study: Study) -> Path:
     """Runs what is missing of `study` and returns its folder, which then holds every row.
 
     Raises:
-        UserError: anything wrong with the input, before a model is loaded or a file written where
-            it can be known by then; a folder that holds another study.
+        UserError: as `prepare`; a folder that holds another study.
     """
-    study = study.resolved()
-    place = launch.here()
-    group = launch.Group(study.tensor_parallel, place)
-    problems = check_study(study)
-    device = launch.device(study.device, place)
-    model, tokenizer = models.load(study.model, study.dtype, device, group.size)
-    for name in study.policies:
-        inspect_model(model, policy := resolve(name))
-        policy.check_model(model)
-    requests = prompts.encode(study, problems, tokenizer)
-    check_budgets(study, requests)
-    described = provenance.describe_model(model)
+    return run_prepared(prepare(study))
+
+
+def run_prepared(ready: Prepared) -> Path:
+    """`run_study` of what is prepared."""
+    study, group, model = ready.study, ready.group, ready.model
     if group.leads:
-        provenance.open_folder(study, problems, described)
+        provenance.open_folder(study, ready.problems, provenance.describe_model(model))
     group.agree(None)  # the folder is there
-    units = _units(study, requests, model)
-    _run_units(study, group, place, (model, tokenizer), units)
+    units = _units(study, ready.requests, model)
+    _run_units(study, group, launch.here(), (model, ready.tokenizer), units)
     group.close()
     return Path(study.out)
-
-
-def check_study(study: Study) -> list[Problem]:
-    """The problems of a resolved study.
-
-    Raises:
-        UserError: what can be known to be wrong before a model is loaded.
-    """
-    problems = study.entry.load(study)
-    models.check_name(study.model)
-    models.check_device(study.device)
-    provenance.check_folder(study, problems)
-    return problems
 
 
 def _run_units(
@@ -129,21 +106,6 @@ def _run_units(
 def cells(study: Study) -> list[Cell]:
     """Full, once, then every policy at every budget."""
     return [Cell(FULL, FULL)] + [Cell(p, b) for p in study.policies for b in study.budgets]
-
-
-def check_budgets(study: Study, requests: Sequence[Request]) -> None:
-    """Raises UserError if a budget is impossible for a request, or for a policy with it."""
-    policies = [resolve(name) for name in study.policies]
-    for budget in study.budgets:
-        for request in requests:
-            prompt, limit = len(request.prompt), request.max_new_tokens
-            try:
-                Budget.parse(budget, length=request.length)
-                for policy in policies:
-                    in_force(policy, budget, prompt, limit, request.length)
-            except UserError as error:
-                where = f"problem {request.problem.id!r} ({request.length} tokens)"
-                raise UserError(f"budget {budget} of {where}: {error}") from None
 
 
 def _units(study: Study, requests: Sequence[Request], model: Any) -> list[list[Request]]:

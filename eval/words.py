@@ -7,7 +7,7 @@ difference between cells that saw the same problems.
 
 from collections.abc import Iterator, Sequence
 
-from kvpolicies.eval import controls, power
+from kvpolicies.eval import controls, power, stats
 from kvpolicies.eval.analysis import Analysis
 from kvpolicies.eval.measures import Measure, Row
 from kvpolicies.eval.stats import Interval
@@ -16,6 +16,7 @@ from kvpolicies.eval.summary import Summary
 
 FEW = 30  # problems
 LITTLE = 0.3  # of what full gets right
+ALPHA = 0.05
 
 
 def sentences(study: Study, summaries: Sequence[Summary], rows: Sequence[Row]) -> list[str]:
@@ -108,8 +109,14 @@ def _to_others(
     mine = _rows_of(rows, best)
     behind, close, overlapping = [], [], []
     for cell in rest:
-        gap = measure.difference(mine, _rows_of(rows, cell))
-        (behind if gap.excludes_zero else close).append(cell.policy)
+        theirs = _rows_of(rows, cell)
+        above, reference, _ = measure.paired(mine, theirs)
+        gaps = [x - y for x, y in zip(above, reference, strict=True)]
+        # On few problems Student's interval may leave zero out where no test of signs could.
+        apart = measure.difference(mine, theirs).excludes_zero and (
+            stats.sign_flip(gaps, study.seed) < ALPHA
+        )
+        (behind if apart else close).append(cell.policy)
         if best.values[measure.key].overlaps(cell.values[measure.key]):
             overlapping.append(cell.policy)
     text = f" {best.policy} is ahead, problem by problem, of {_listed(behind)}." if behind else ""
@@ -154,11 +161,15 @@ def _lengths(measure: Measure, budget: str, cells: Sequence[Summary]) -> Iterato
         elif gap.high >= 0 and plain.excludes_zero and sign * plain.value < 0:
             short.append(cell.policy)
     if ahead:
-        yield f"At {budget}, full cut to the same lengths is behind {_listed(ahead)}."
+        yield (
+            f"At {budget}, full cut to the same lengths is behind {_listed(ahead)}: a text that "
+            "was cut may have no answer yet, where a short one ends in a guess."
+        )
     if short:
         yield (
             f"At {budget}, full cut to the same lengths is not told apart from {_listed(short)}: "
-            "what they lose against full goes with writing less."
+            "what they lose against full is no more than a text so short would; which of the two "
+            "caused the other, this does not tell."
         )
 
 

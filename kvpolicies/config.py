@@ -211,6 +211,8 @@ def _converted(value: Any, hint: Any, what: str) -> Any:
         parts = split_list(value) if isinstance(value, str) else value
         if not isinstance(parts, Sequence):
             parts = [parts]
+        if not parts:
+            raise UserError(f"{what}: empty; leave it out for its default")
         inner = typing.get_args(hint)[0]
         return typing.get_origin(hint)(_converted(v, inner, what) for v in parts)
     return _scalar(value, hint, what)

@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     kept = trace.cache_length(length - 1).float().mean().item()
     print(f"tokens {length}, slots held at the end {kept:.0f} of {length} (mean over heads)")
     print(
-        f"greedy tokens under the replayed mask that are the trace's: {sum(agree)} of {length - 1}"
+        f"tokens that are greedy under the replayed mask: {sum(agree)} of {length - 1} "
+        "(a prompt's were given, not chosen)"
     )
     return 0

@@ -101,9 +101,14 @@ def _loaded(config: Deployment, chunk: int, stack: ExitStack) -> tuple[Any, Any,
 
 
 def _max_length(config: Deployment, model: Any) -> int:
-    if config.max_length is not None:
-        return config.max_length
     length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if config.max_length is not None:
+        if length and config.max_length > length:
+            raise UserError(
+                f"max_length {config.max_length} is more than the {length} positions of model "
+                f"{config.model}"
+            )
+        return config.max_length
     if not length:
         raise UserError(f"model {config.model} names no length of its own; give --max-length")
     return length

@@ -65,7 +65,8 @@ def notes(study: Study, summaries: Sequence[Summary]) -> list[str]:
     said = [
         "− full: this cell minus full on the same problems, in "
         + ("nats" if study.entry.forced else "percentage points")
-        + ". An interval without width means that no problem differed.",
+        + ". An interval without width means that all problems differed alike, or none did: few "
+        "problems may agree by chance.",
         "most slots: the largest number that any head of any layer held in any sample. "
         "cache: keys, values and positions of one sequence, all layers, as allocated. "
         "policy state: what the policy keeps besides, of one sequence, all layers.",

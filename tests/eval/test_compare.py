@@ -113,7 +113,14 @@ def test_of_several_studies_the_last_is_checked_before_the_first_runs(
     (tmp_path / "good.yaml").write_text("policies: [random]\nbudgets: [30]\nout: one\n")
     (tmp_path / "bad.yaml").write_text("task: gsm8k\nmodel: m\ndata: nowhere.jsonl\nout: two\n")
     (tmp_path / "same.yaml").write_text("policies: [random]\nbudgets: [40]\nout: ./one\n")
-    for other, says in (("bad.yaml", "nowhere.jsonl"), ("same.yaml", "give each its own")):
+    (tmp_path / "share.yaml").write_text("policies: [random]\nbudgets: ['1%']\nout: two\n")
+    (tmp_path / "typo.yaml").write_text("policies: [beacn]\nbudgets: [30]\nout: two\n")
+    for other, says in (
+        ("bad.yaml", "nowhere.jsonl"),
+        ("same.yaml", "give each its own"),
+        ("share.yaml", "share.yaml: budget 1% of problem"),
+        ("typo.yaml", "typo.yaml: "),
+    ):
         assert main(["compare", "good.yaml", other]) == 2
         error = capsys.readouterr().err
         assert says in error and error.count("\n") == 1
