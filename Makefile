@@ -3,13 +3,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: study test lint docs clean
+.PHONY: study test test-slow lint docs clean
 
 study: .venv/ready  ## the main job: every policy on the embedded model, at three budgets
 	OMP_NUM_THREADS=1 $(BIN)/kvpolicies compare --out results/study
 
-test: .venv/ready-dev  ## every test; KVPOLICIES_DATA=folder adds those on benchmark files
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+test: .venv/ready-dev  ## all but the slow tests; KVPOLICIES_DATA=folder adds those on benchmark files
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
+
+test-slow: .venv/ready-dev  ## the others: whole programs, a model of real text, Triton's compiler
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow
 
 lint: .venv/ready-dev
 	$(BIN)/pre-commit run --all-files

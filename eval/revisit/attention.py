@@ -83,7 +83,9 @@ def _look_at_head(
     histogram, received = torch.zeros(2, BINS, **double), torch.zeros(length, **double)
     revisits, totals = torch.zeros(length, **double), torch.zeros(4, **double)
     lost, classes = torch.zeros(len(times), 4, **double), []
-    for begin in range(first, length, BLOCK):
+    # The widest first: what it gives back holds all others, while blocks that widen would each ask
+    # the allocator for more.
+    for begin in reversed(range(first, length, BLOCK)):
         end = min(begin + BLOCK, length)
         block = _Block.of(queries[:, begin:end], keys[:end], softmax, begin, rule)
         classes.append(block.by_definition)
@@ -95,7 +97,7 @@ def _look_at_head(
         for cell, e in enumerate(times):
             evicted = e[:end] <= block.positions[:, None]
             lost[cell] += (pairs * evicted).sum((1, 2), dtype=_DOUBLE)
-    both = torch.cat(classes, dim=-1).cpu()
+    both = torch.cat(classes[::-1], dim=-1).cpu()
     chosen = both[0 if rule.definition == "top-k" else 1]
     rest = (x.cpu() for x in (histogram, received, revisits, totals, lost))
     return LayerFigures(both, chosen, *rest)

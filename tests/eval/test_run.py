@@ -80,6 +80,7 @@ def test_only_missing_rows_are_appended(small_study, tmp_path):
     assert table(study, tmp_path) == table(study, folder)
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_and_ends_with_the_same_table(small_study, tmp_path):
     study, folder = small_study
     command = [

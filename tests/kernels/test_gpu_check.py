@@ -11,6 +11,7 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "gpu_check.py"
 
 
+@pytest.mark.slow
 def test_the_dry_run_passes(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     out = tmp_path / "gpu.json"

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SHARED = {80: 163 << 10, 90: 227 << 10}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_nothing_spills() -> None:
     """A selection; `python -m tests.kernels.ahead_triton` compiles all."""
