@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     kept = trace.cache_length(length - 1).float().mean().item()
     print(f"tokens {length}, slots held at the end {kept:.0f} of {length} (mean over heads)")
     print(
-        f"tokens that are greedy under the replayed mask: {sum(agree)} of {length - 1} "
-        "(a prompt's were given, not chosen)"
+        "tokens that are greedy under the replayed mask (a prompt's were given, not chosen): "
+        f"{sum(agree)} of {length - 1}"
     )
     return 0

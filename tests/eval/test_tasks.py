@@ -156,7 +156,7 @@ def test_how_it_is_graded_belongs_to_the_fingerprint(tmp_path):
         ("sandbox: {isolation: no}", "isolation"),
         ("base: math50", "did you mean 'math500'"),
         ("base: mine.yaml", "base leads back to itself"),
-        ("budgets: []\nmax_new_tokens: 9", "budgets is empty"),
+        ("budgets: []\nmax_new_tokens: 9", "budgets: empty"),
         ("- a", "expected keys and values"),
         ("a: [", "no valid YAML"),
         ("grader: 1", "grader '1'"),
