@@ -4,6 +4,8 @@ import csv
 from pathlib import Path
 from typing import Any
 
+from kvpolicies.eval import terminal
+
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     """One line a row; the first row names the columns."""
@@ -15,18 +17,8 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def print_table(rows: list[dict[str, Any]]) -> None:
     """Bytes in MB, shares in per cent."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    if not console.is_terminal or console.width < 200:
-        console = Console(width=200)  # lines that wrap are read more easily than folded words
-    table = Table(box=None)
-    for index, heading in enumerate(rows[0]):
-        table.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*[_shown(key, value) for key, value in row.items()])
-    console.print(table)
+    lines = [[_shown(key, value) for key, value in row.items()] for row in rows]
+    terminal.print_table("", list(rows[0]), lines, least=200)
 
 
 def _shown(key: str, value: Any) -> str:

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from kvpolicies import config
 from kvpolicies.errors import UserError
-from kvpolicies.eval import claims, launch, lookahead, report
-from kvpolicies.eval.preparing import prepare
+from kvpolicies.eval import claims, launch, lookahead, report, terminal
+from kvpolicies.eval.preparing import Kept, prepare
 from kvpolicies.eval.run import run_prepared
 from kvpolicies.eval.study import Study, load_study, shipped
 from kvpolicies.eval.summary import Summary
@@ -42,23 +42,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the studies, writes their reports, prints their tables. Returns the exit status."""
-    place, ready = launch.here(), None
     studies = chosen(args)
-    if len(studies) > 1:  # nothing wrong with the last may come up after hours of the first
+    with Kept() as kept:
+        if len(studies) > 1:  # nothing wrong with the last may come up after hours of the first
+            for where, study in studies:
+                with _named(where):
+                    prepare(study, kept)
         for where, study in studies:
-            with _named(where):
-                ready = prepare(study, ready)
-    for where, study in studies:
-        with _named(where):
-            ready = prepare(study, ready)
-        folder, study = run_prepared(ready), ready.study
-        if not place.leads:
-            continue
-        with claims.reporting(folder):
-            summaries = report.write_report(folder, study)
-        print_table(study, summaries)
-        print(f"\n{len(summaries)} cells. Report: {folder / report.NAME}")
+            _run(where, study, kept)
     return 0
+
+
+def _run(where: str, study: Study, kept: Kept) -> None:
+    """One study; what it held is free when it is done."""
+    with _named(where):
+        ready = prepare(study, kept)
+    folder, study = run_prepared(ready), ready.study
+    if not launch.here().leads:
+        return
+    with claims.reporting(folder):
+        summaries = report.write_report(folder, study)
+    print_table(study, summaries)
+    print(f"\n{len(summaries)} cells. Report: {folder / report.NAME}")
 
 
 @contextmanager
@@ -98,22 +103,8 @@ def chosen(args: argparse.Namespace) -> list[tuple[str, Study]]:
 
 def print_table(study: Study, summaries: Sequence[Summary]) -> None:
     """The study's table on standard output; entries fold where a terminal is narrow."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
     headings, lines = report.table(study, summaries)
-    shown = Table(title=f"{study.task} on {study.model} (95 % intervals)", box=None)
-    for index, heading in enumerate(headings):
-        shown.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")
-    before = ""
-    for line in lines:
-        if before and line[0] != before:
-            shown.add_section()
-        shown.add_row(*line)
-        before = line[0]
-    console.print(shown)
+    title = f"{study.task} on {study.model} (95 % intervals)"
+    terminal.print_table(title, headings, lines, sections=True)
     if any(cell.lookahead for cell in summaries):
-        console.print(lookahead.note(study.entry.forced))
+        print(lookahead.note(study.entry.forced))

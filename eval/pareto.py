@@ -1,6 +1,7 @@
 """Quality against bytes: which cells are in the Pareto set, and the plot of all of them."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from kvpolicies.eval import plots
 from kvpolicies.eval.measures import Measure
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import Summary
+from kvpolicies.eval.units import size
 
 NAME = "pareto"
 _APART = 0.0115
@@ -37,14 +39,19 @@ def front(measure: Measure, cells: Sequence[Summary]) -> list[Summary]:
         if contests(cell) and cell.values[measure.key].value == cell.values[measure.key].value
     ]
     found = [
-        (size, cell)
-        for cell, size, value in points
-        if not any((s <= size and v > value) or (s < size and v >= value) for _, s, v in points)
+        (held, cell)
+        for cell, held, value in points
+        if not any((h <= held and v > value) or (h < held and v >= value) for _, h, v in points)
     ]
     return [cell for _, cell in sorted(found, key=lambda pair: pair[0])]
 
 
-def draw(axes: Any, study: Study, cells: Sequence[Summary], colours: dict[str, str]) -> None:
+def plot(study: Study, cells: Sequence[Summary]) -> dict[str, plots.Draw]:
+    """The plot by its name, for plots.write_plots; none without cells."""
+    return {NAME: partial(_draw, study=study, cells=cells)} if cells else {}
+
+
+def _draw(axes: Any, study: Study, cells: Sequence[Summary], colours: dict[str, str]) -> None:
     """Every cell with its interval; the Pareto set ringed and joined by steps."""
     measure, scale = study.entry.measures[0], 100 if study.entry.measures[0].percent else 1
     sizes = np.log10([max(1, total_bytes(cell)) for cell in cells])
@@ -107,8 +114,6 @@ def _points(
 
 
 def _ticks(axes: Any, low: float, high: float) -> None:
-    from kvpolicies.eval.units import size
-
     steps = [x * 2.0**i for i in range(60) for x in (1, 1.5)]
     there = [x for x in steps if low <= x <= high]
     there = [x for x in there if np.log2(x) == int(np.log2(x))] if len(there) > 8 else there

@@ -7,7 +7,7 @@ colours, light or dark.
 import base64
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,20 +26,20 @@ Draw = Callable[..., None]
 """Draws on axes, in `colours`."""
 
 
-def write_plots(folder: Path, study: Study, summaries: Sequence[Summary]) -> dict[str, str]:
+def write_plots(folder: Path, draws: Mapping[str, Draw]) -> dict[str, str]:
     """Writes one PNG a plot, for print; the same plots as SVG for a page, by name.
 
     A page's plot takes its ink, lines and paper from the page's style.
     """
-    from kvpolicies.eval import pareto
+    return {name: _both(folder / f"{name}.png", name, draw) for name, draw in draws.items()}
 
-    draws: dict[str, Draw] = {
+
+def against_budget(study: Study, summaries: Sequence[Summary]) -> dict[str, Draw]:
+    """A plot a measure of the study, by the measure's key."""
+    return {
         measure.key: partial(_against_budget, measure=measure, summaries=summaries)
         for measure in study.entry.measures
     }
-    if summaries:
-        draws[pareto.NAME] = partial(pareto.draw, study=study, cells=summaries)
-    return {name: _both(folder / f"{name}.png", name, draw) for name, draw in draws.items()}
 
 
 def data_uri(path: Path) -> str:

@@ -28,11 +28,40 @@ class Prepared:
     requests: list[Request]
 
 
-def prepare(study: Study, before: Prepared | None = None) -> Prepared:
+class Kept:
+    """What studies one after another share: a model, never two at a time, and a process group.
+
+    A context: on leaving, both are given back.
+    """
+
+    def __init__(self) -> None:
+        self._key: tuple[Any, ...] = ()
+        self._made: tuple[Any, Any] | None = None
+        self._group: Group | None = None
+
+    def __enter__(self) -> "Kept":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._made = None
+        if self._group is not None:
+            self._group.close()
+
+    def load(self, study: Study, device: str, group: Group) -> tuple[Any, Any]:
+        """(model, tokenizer) of a study: the last one's where they are the same."""
+        key = (study.model, study.dtype, device, group.size)
+        if self._made is None or key != self._key:
+            self._made = None  # given back before the next one comes
+            self._made, self._key = models.load(*key), key
+            self._group = group if group.size > 1 else self._group  # which loading it has made
+        return self._made
+
+
+def prepare(study: Study, kept: Kept) -> Prepared:
     """Loads problems and model, and tries every policy and budget on them. Writes nothing.
 
     Args:
-        before: another study, whose model serves this one too if it is the same.
+        kept: of all studies that are prepared one after another.
 
     Raises:
         UserError: anything wrong with the input, before a model is loaded where it can be known.
@@ -44,24 +73,13 @@ def prepare(study: Study, before: Prepared | None = None) -> Prepared:
     models.check_name(study.model)
     models.check_device(study.device)
     provenance.check_folder(study, problems)
-    if before and group.size == 1 and _same_model(study, before.study):
-        model, tokenizer = before.model, before.tokenizer
-    else:
-        device = launch.device(study.device, place)
-        model, tokenizer = models.load(study.model, study.dtype, device, group.size)
+    model, tokenizer = kept.load(study, launch.device(study.device, place), group)
     for name in study.policies:
         inspect_model(model, policy := resolve(name))
         policy.check_model(model)
     requests = prompts.encode(study, problems, tokenizer)
     check_budgets(study, requests)
     return Prepared(study, group, problems, model, tokenizer, requests)
-
-
-def _same_model(one: Study, other: Study) -> bool:
-    return all(
-        getattr(one, key) == getattr(other, key)
-        for key in ("model", "dtype", "device", "tensor_parallel")
-    )
 
 
 def check_budgets(study: Study, requests: Sequence[Request]) -> None:

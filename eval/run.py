@@ -27,7 +27,7 @@ from kvpolicies.eval import (
 from kvpolicies.eval.bars import Bars
 from kvpolicies.eval.fidelity import Scorer, split_units
 from kvpolicies.eval.launch import Group, Place
-from kvpolicies.eval.preparing import Prepared, prepare
+from kvpolicies.eval.preparing import Kept, Prepared, prepare
 from kvpolicies.eval.prompts import Request
 from kvpolicies.eval.results import Key, Results
 from kvpolicies.eval.study import Study
@@ -70,18 +70,19 @@ def run_study(study: Study) -> Path:
     Raises:
         UserError: as `prepare`; a folder that holds another study.
     """
-    return run_prepared(prepare(study))
+    with Kept() as kept:
+        return run_prepared(prepare(study, kept))
 
 
 def run_prepared(ready: Prepared) -> Path:
     """`run_study` of what is prepared."""
     study, group, model = ready.study, ready.group, ready.model
+    described = provenance.describe_model(model)  # by all: each holds a part of the weights
     if group.leads:
-        provenance.open_folder(study, ready.problems, provenance.describe_model(model))
+        provenance.open_folder(study, ready.problems, described)
     group.agree(None)  # the folder is there
     units = _units(study, ready.requests, model)
     _run_units(study, group, launch.here(), (model, ready.tokenizer), units)
-    group.close()
     return Path(study.out)
 
 

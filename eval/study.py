@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from kvpolicies import config
 from kvpolicies.budget import Budget, is_ratio
 from kvpolicies.config import Deployment, from_mapping, option, read_yaml
 from kvpolicies.errors import UserError, nearest
@@ -136,7 +137,7 @@ def load_study(name: str) -> Study:
     Raises:
         UserError: no such file, no valid YAML, an unknown key (naming the nearest), a bad value.
     """
-    path = _find(name)
+    path = config.find_yaml(name, STUDIES, "study")
     values = read_yaml(path)
     if not isinstance(values, dict) or not {"policy", "budget"} & set(values):
         return from_mapping(Study, values, str(path))
@@ -155,15 +156,4 @@ def load_study(name: str) -> Study:
 
 def shipped() -> list[str]:
     """Names of the studies that come with the package."""
-    return sorted(file.stem for file in STUDIES.glob("*.yaml"))
-
-
-def _find(name: str) -> Path:
-    path = Path(name)
-    if path.is_file():
-        return path
-    if name in shipped():
-        return STUDIES / f"{name}.yaml"
-    raise UserError(
-        f"study {name}: no such file, and no study of the package: {nearest(name, shipped())}"
-    )
+    return config.shipped(STUDIES)

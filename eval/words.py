@@ -1,8 +1,8 @@
 """What a study shows, in plain sentences made from its numbers alone.
 
-Two cells are told apart only if the interval of their paired difference leaves zero out; where the
-plain intervals overlap that is said, since overlapping intervals neither prove nor rule out a
-difference between cells that saw the same problems.
+Two policies are told apart only if the interval of their paired difference leaves zero out and a
+paired sign-flip test agrees; where the plain intervals overlap that is said, since overlapping
+intervals neither prove nor rule out a difference between cells that saw the same problems.
 """
 
 from collections.abc import Iterator, Sequence

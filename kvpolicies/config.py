@@ -117,6 +117,27 @@ def load_yaml(cls: type[Config], path: str | Path) -> Config:
     return from_mapping(cls, read_yaml(path), str(path))
 
 
+def shipped(folder: Path) -> list[str]:
+    """Names of the YAML files that come with the package in a folder."""
+    return sorted(file.stem for file in folder.glob("*.yaml"))
+
+
+def find_yaml(name: str, folder: Path, kind: str) -> Path:
+    """A YAML file by its path, or by the name of one of the package's in `folder`.
+
+    Raises:
+        UserError: there is neither (naming the nearest); `kind` says what was looked for.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    if name in shipped(folder):
+        return folder / f"{name}.yaml"
+    raise UserError(
+        f"{kind} {name}: no such file, and no {kind} of the package: "
+        f"{nearest(name, shipped(folder))}"
+    )
+
+
 def read_yaml(path: str | Path) -> Any:
     """The contents of a YAML file; an empty one is an empty mapping.
 

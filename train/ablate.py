@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from kvpolicies.errors import UserError
+from kvpolicies.eval import terminal
 from kvpolicies.train.ablation import OVERRIDES, Ablation, load_ablation, shipped
 from kvpolicies.train.packing import Row
 from kvpolicies.train.recipe import Recipe
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     path = Path(ablation.study.out) / NAME
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([headings, *lines])
-    _print(ablation, headings, lines)
+    terminal.print_table(f"ablation {ablation.name} (95 % intervals)", headings, lines)
     print(f"\n{path}")
     return 0
 
@@ -141,18 +142,3 @@ def _judged(
         judge.figures.close(lambda x: x, torch.device("cpu"))
         found[budget] = judge.figures.means()
     return found
-
-
-def _print(ablation: Ablation, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    shown = Table(title=f"ablation {ablation.name} (95 % intervals)", box=None)
-    for index, heading in enumerate(headings):
-        shown.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")
-    for line in lines:
-        shown.add_row(*line)
-    console.print(shown)

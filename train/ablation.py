@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kvpolicies import config
 from kvpolicies.budget import SINKS
 from kvpolicies.config import from_mapping, read_yaml
 from kvpolicies.errors import UserError, nearest
@@ -68,7 +69,7 @@ def load_ablation(
     Raises:
         UserError: for what cannot be trained or compared, before anything is.
     """
-    path = _find(name)
+    path = config.find_yaml(name, ABLATIONS, "ablation")
     given = _mapping(read_yaml(path), str(path))
     if unknown := [key for key in given if key not in KEYS]:
         raise UserError(f"{path}: unknown key {unknown[0]!r}: {nearest(str(unknown[0]), KEYS)}")
@@ -95,17 +96,7 @@ def load_ablation(
 
 def shipped() -> list[str]:
     """Names of the ablations that come with the package."""
-    return sorted(file.stem for file in ABLATIONS.glob("*.yaml"))
-
-
-def _find(name: str) -> Path:
-    if Path(name).is_file():
-        return Path(name)
-    if name in shipped():
-        return ABLATIONS / f"{name}.yaml"
-    raise UserError(
-        f"ablation {name}: no such file, and none of the package: {nearest(name, shipped())}"
-    )
+    return config.shipped(ABLATIONS)
 
 
 def _base(given: Mapping[str, Any], path: Path) -> Mapping[str, Any]:

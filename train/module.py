@@ -81,7 +81,10 @@ class Frozen(lightning.LightningModule):
     def step(self, tokens: Tensor, documents: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """(means over layers of the loss's parts, surrogate loss) of tokens [B, S]."""
         learned = Learned()
-        learn = lambda lesson: self.learn(lesson, learned)  # noqa: E731
+
+        def learn(lesson: Lesson) -> None:
+            self.learn(lesson, learned)
+
         self.teacher.teach(tokens, documents, learn, self.holds)
         return learned.means(), learned.loss()
 

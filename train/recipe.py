@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from kvpolicies import config
 from kvpolicies.budget import SINKS, Budget
 from kvpolicies.config import load_yaml, option
 from kvpolicies.errors import UserError, nearest
@@ -232,15 +233,9 @@ def load_recipe(name: str) -> Recipe:
 
 def find(name: str) -> Path:
     """The file of a recipe; see `load_recipe`."""
-    if Path(name).is_file():
-        return Path(name)
-    if name in shipped():
-        return RECIPES / f"{name}.yaml"
-    raise UserError(
-        f"recipe {name}: no such file, and no recipe of the package: {nearest(name, shipped())}"
-    )
+    return config.find_yaml(name, RECIPES, "recipe")
 
 
 def shipped() -> list[str]:
     """Names of the recipes that come with the package."""
-    return sorted(file.stem for file in RECIPES.glob("*.yaml"))
+    return config.shipped(RECIPES)

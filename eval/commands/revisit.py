@@ -12,6 +12,7 @@ import argparse
 from pathlib import Path
 
 from kvpolicies import config
+from kvpolicies.eval import terminal
 from kvpolicies.eval.revisit.config import Revisit
 
 
@@ -41,20 +42,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_losses(summary: dict) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from kvpolicies.eval.revisit.page import losses_table
 
     headings, lines = losses_table(summary)
-    if not lines:
-        return
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=140)
-    shown = Table(title="lost by then (%, 95 % intervals over traces)", box=None)
-    for index, heading in enumerate(headings):
-        shown.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")
-    for line in lines:
-        shown.add_row(*line)
-    console.print(shown)
+    if lines:
+        title = "lost by then (%, 95 % intervals over traces)"
+        terminal.print_table(title, headings, lines)

@@ -30,7 +30,8 @@ def write_report(folder: Path, study: Study) -> list[Summary]:
     found = analysis.analyse(study, rows)
     analysis.write(folder, study, found)
     latex.write(folder / latex.NAME, study, found.cells)
-    pictures = plots.write_plots(folder, study, found.cells)
+    draws = plots.against_budget(study, found.cells) | pareto.plot(study, found.cells)
+    pictures = plots.write_plots(folder, draws)
     record = json.loads((folder / provenance.NAME).read_text(encoding="utf-8"))
     page = _render(
         **_results(study, found, rows),

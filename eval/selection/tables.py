@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from kvpolicies.eval import terminal
 from kvpolicies.eval.measures import ACCURACY
 from kvpolicies.eval.selection.candidates import Candidate, pareto
 from kvpolicies.eval.selection.choice import Choice
@@ -11,30 +12,17 @@ from kvpolicies.eval.units import size
 
 
 def print_tables(seen: Evidence, choice: Choice) -> None:
-    """Two tables on standard output; entries fold where a terminal is narrow."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
+    """Two tables on standard output."""
     front = pareto(choice.candidates)
     rest = [c for c in choice.candidates if faults(choice, c)]
-    _, load = choice, choice.candidates[0].memory.batch
+    load = choice.candidates[0].memory.batch
     title = f"Pareto set: accuracy (studies) against bytes (deployed, {load} rows)"
     for name, (headings, lines) in {
         title: _front(seen, choice, front),
         "What fails": (["candidate", "cache + state", "why"], _failures(choice, rest)),
     }.items():
-        if not lines:
-            continue
-        table = Table(title=name, box=None, title_justify="left")
-        for index, heading in enumerate(headings):
-            left = index == 0 or heading == "why"
-            table.add_column(heading, justify="left" if left else "right", overflow="fold")
-        for line in lines:
-            table.add_row(*line)
-        console.print(table, markup=False)
+        if lines:
+            terminal.print_table(name, headings, lines, left=("why",))
 
 
 def _front(

@@ -1,6 +1,7 @@
 """The command: one line and status 2 for bad input, and nothing written then."""
 
 import json
+import weakref
 
 import pytest
 
@@ -125,3 +126,28 @@ def test_of_several_studies_the_last_is_checked_before_the_first_runs(
         error = capsys.readouterr().err
         assert says in error and error.count("\n") == 1
         assert not (tmp_path / "one").exists()
+
+
+def test_studies_of_one_model_load_it_once_and_never_hold_two(monkeypatch):
+    """Models are large: the one before is given back before another is loaded."""
+    from kvpolicies.eval import launch, models
+    from kvpolicies.eval.preparing import Kept
+    from kvpolicies.eval.study import Study
+
+    class Model:
+        pass
+
+    alive, loaded = weakref.WeakSet(), []
+
+    def load(name, *_):
+        assert not alive
+        loaded.append(name)
+        alive.add(model := Model())
+        return model, None
+
+    monkeypatch.setattr(models, "load", load)
+    kept, alone = Kept(), launch.Group(1, launch.Place())
+    one, other = Study(model="embedded"), Study(model="smollm2")
+    for study in (one, one, other, one):
+        kept.load(study, "cpu", alone)
+    assert loaded == ["embedded", "smollm2", "embedded"]

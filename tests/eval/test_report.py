@@ -158,3 +158,15 @@ def test_a_papers_own_rule_is_told_apart_under_ratios_too(tmp_path):
     assert not cells["streaming"].beyond and not cells["full"].beyond
     said = " ".join(words.sentences(study.resolved(), list(cells.values()), rows))
     assert "paper's own rule" in said
+
+
+CELLS = (("full", "full", 1), ("streaming", "40", 1), ("random", "40", 0))
+
+
+def test_ahead_is_who_no_test_of_signs_would_doubt():
+    """Of 4 problems all differ: Student's interval has no width, and yet p = 1/8."""
+    few = made(*(rows_of(p, b, [right] * 4) for p, b, right in CELLS))
+    assert "It is not told apart from random." in " ".join(words.sentences(*few))
+    many = made(*(rows_of(p, b, [right] * 12) for p, b, right in CELLS))
+    said = " ".join(words.sentences(*many))
+    assert "streaming is ahead, problem by problem, of random." in said

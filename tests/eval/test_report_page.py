@@ -60,7 +60,9 @@ def test_points_are_moved_apart_and_keep_their_order():
 def test_a_plot_for_the_page_has_no_colour_of_its_own_paper(made, tmp_path):
     study, _, cells = made
     name = "rkv(mix=$0.1$)<b>"
-    pictures = plots.write_plots(tmp_path, study, [replace(c, policy=name) for c in cells])
+    named = [replace(c, policy=name) for c in cells]
+    draws = plots.against_budget(study, named) | pareto.plot(study, named)
+    pictures = plots.write_plots(tmp_path, draws)
     for text in pictures.values():
         assert text.startswith("<svg viewBox=") and text.endswith("</svg>")
         assert not [colour for colour in plots.LIGHT.values() if colour in text]

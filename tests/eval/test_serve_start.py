@@ -51,3 +51,10 @@ def test_a_port_in_use_and_an_unknown_key_and_a_missing_package(
     assert main(["serve"]) == 2
     used, key, package = capsys.readouterr().err.splitlines()
     assert "in use" in used and "did you mean 'policy'" in key and "kvpolicies[serve]" in package
+
+
+def test_more_positions_than_the_model_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "0", "--max-length", "100000"]) == 2
+    error = capsys.readouterr().err
+    assert "max_length 100000 is more than the 2048 positions of model embedded" in error
+    assert len(error.splitlines()) == 1

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from kvpolicies.errors import UserError
 from kvpolicies.eval import run
-from kvpolicies.eval.study import Study
+from kvpolicies.eval.results import read_folder
+from kvpolicies.eval.study import Study, load_study
 from tests.support.spread import generated
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +44,27 @@ def test_tokens_are_those_of_one_process(tmp_path):
     for policy in ("tova", "rpc"):
         assert f"policy {policy} scores a layer's KV heads together" in one[policy]
         assert isinstance(alone[policy], list)
+
+
+@pytest.mark.slow
+def test_studies_are_those_of_one_process(tmp_path):
+    """Two of them, in one process group."""
+    for name, length in (("near", 60), ("far", 80)):
+        (tmp_path / f"{name}.yaml").write_text(
+            f"policies: [random]\nbudgets: [30]\nproblems: 2\nlength: {length}\n"
+        )
+    studies = [str(tmp_path / "near.yaml"), str(tmp_path / "far.yaml")]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        "-m", "kvpolicies", "compare", *studies, "--tensor-parallel", "2",
+        "--out", str(tmp_path / "two"),
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    for name in ("near", "far"):
+        study = replace(load_study(str(tmp_path / f"{name}.yaml")), out=str(tmp_path / name))
+        one, two = read_folder(run.run_study(study)), read_folder(tmp_path / "two" / name)
+        assert [row["text"] for row in one] == [row["text"] for row in two] and len(one) == 4
 
 
 def test_another_number_of_processes_is_refused_before_anything_runs(tmp_path, monkeypatch):
