@@ -3,6 +3,8 @@
 All logits of a long row are S times the vocabulary; whoever needs them one part after another takes
 the states first. What a model does to its logits (soft caps, scales) is its own business: for the
 second half it runs as ever, on a decoder that only hands over what it is given.
+
+Only public names of transformers are used here: what changes between releases is adapter.py's.
 """
 
 from collections.abc import Callable, Iterator
