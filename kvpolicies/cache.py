@@ -178,15 +178,21 @@ class FixedBudgetCache(Cache):
             self.start(row, self.budgets[row % len(self.budgets)], seed=row)
 
     def start(
-        self, row: int, budget: Budget, seed: int = 0, futures: Sequence[Any] | None = None
+        self,
+        row: int,
+        budget: Budget,
+        seed: int = 0,
+        futures: Sequence[Any] | None = None,
+        prompt: int = 0,
     ) -> None:
         """Empties a row and gives it to a new sequence, identified by `seed` in any batch.
 
-        `futures` is the recording of the sequence's full run, one a layer (recording.py).
+        `futures` is the recording of the sequence's full run, one a layer (recording.py), `prompt`
+        its prompt's length (0 = not known beforehand).
         """
         for i, layer in enumerate(self.slot_layers):
             own = budget if layer.span is None else sliding_budget(layer.span)
-            layer.reset(row, own, seed, futures[i] if futures else None)
+            layer.reset(row, own, seed, futures[i] if futures else None, prompt)
 
     def move_row(self, source: int, destination: int) -> None:
         """Moves a sequence to a row that nobody uses."""

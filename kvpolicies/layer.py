@@ -34,6 +34,7 @@ class SlotLayer:
     Attributes:
         keys, values: [B, H, C, D]. positions: [B, H, C] int32, -1 = empty.
         lengths, seen: per row: filled slots, and tokens processed so far.
+        prompts: per row, tokens of the prompt, as far as it is known.
         peak: per row, the most slots ever held.
         eviction_times: [B, H, T] int32 when a trace is recorded (see trace.py).
     """
@@ -63,11 +64,16 @@ class SlotLayer:
         self.lengths, self.seen, self.peak = [0] * g.rows, [0] * g.rows, [0] * g.rows
         self.counters: list[dict[str, int]] = [{} for _ in range(g.rows)]
         self.budgets: list[Budget | None] = [None] * g.rows
-        self.seeds = [0] * g.rows
+        self.prompts, self.seeds = [0] * g.rows, [0] * g.rows
         self.futures: list[Any] = [None] * g.rows
 
-    def reset(self, row: int, budget: Budget, seed: int, future: Any = None) -> None:
-        """Empties a row for a new sequence; nothing of the old one can be seen any more."""
+    def reset(
+        self, row: int, budget: Budget, seed: int, future: Any = None, prompt: int = 0
+    ) -> None:
+        """Empties a row for a new sequence; nothing of the old one can be seen any more.
+
+        `prompt` is its prompt's length, 0 where that is not known beforehand.
+        """
         self.positions[row].fill_(-1)
         self.lengths[row] = self.seen[row] = self.peak[row] = 0
         self.counters[row] = {}
@@ -76,6 +82,7 @@ class SlotLayer:
         if self.eviction_times is not None:
             self.eviction_times[row].fill_(NEVER)
         self.budgets[row], self.seeds[row], self.futures[row] = budget, seed, future
+        self.prompts[row] = prompt
 
     def move_row(self, source: int, destination: int) -> None:
         """Copies all that belongs to a row's sequence over another row's."""
@@ -104,6 +111,7 @@ class SlotLayer:
             self.lengths,
             self.seen,
             self.peak,
+            self.prompts,
             self.counters,
             self.budgets,
             self.seeds,
@@ -155,6 +163,15 @@ class SlotLayer:
                 store[row, :, slot] = fresh.transpose(1, 2) if fresh.dim() else fresh
         self.count(rows, n)
 
+    def expect(self, row: int, n: int) -> None:
+        """A forward brings n tokens of the row: its prompt, until one brings a single token.
+
+        Nobody need say how long a prompt is; where it was said (`reset`), this changes nothing.
+        """
+        seen = self.seen[row]
+        if (n > 1 or seen == 0) and seen <= self.prompts[row] < seen + n:
+            self.prompts[row] = seen + n
+
     def count(self, rows: slice, n: int) -> None:
         """n new tokens of each row lie in its slots."""
         for i in range(rows.start, rows.stop):
@@ -185,6 +202,7 @@ class SlotLayer:
             positions=self.positions[rows, :, :filled],
             lengths=lengths,
             seen=self.seen[rows],
+            prompts=[min(p, n) for p, n in zip(self.prompts[rows], self.seen[rows], strict=True)],
             budgets=[self.budget(i) for i in range(rows.start, rows.stop)],
             seeds=self.seeds[rows],
             state={name: tensor[rows] for name, tensor in self.state.items()},

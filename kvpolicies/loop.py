@@ -146,7 +146,7 @@ class Loop:
     def _start(self, r: Request) -> None:
         """Gives the request its row, and its recording to a policy that looks ahead."""
         futures = record(self.model, r.to_feed) if self.cache.policy.needs_future else None
-        self.cache.start(r.row, r.budget, r.identity, futures)
+        self.cache.start(r.row, r.budget, r.identity, futures, len(r.prompt))
 
     def _forget_future(self, row: int) -> None:
         for layer in self.cache.slot_layers:

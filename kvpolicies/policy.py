@@ -90,6 +90,8 @@ class View:
     """Filled slots of each row."""
     seen: list[int]
     """Tokens processed of each row, evicted ones included."""
+    prompts: list[int]
+    """How many of these are the prompt: the first ones, positions below this number."""
     budgets: list[Budget]
     """In force for each row."""
     seeds: list[int]
@@ -110,7 +112,7 @@ class View:
     def of(self, rows: slice) -> "View":
         """The same of some of these rows."""
         tensors = {name: getattr(self, name)[rows] for name in ("keys", "values", "positions")}
-        lists = ("lengths", "seen", "budgets", "seeds", "counters", "futures")
+        lists = ("lengths", "seen", "prompts", "budgets", "seeds", "counters", "futures")
         return replace(
             self,
             **tensors,

@@ -63,6 +63,8 @@ def process(layer: SlotLayer, tokens: Tokens, rows: Sequence[int], counts: Seque
     out = torch.zeros_like(tokens.queries)
     width = out.shape[3]
     left = list(counts)
+    for row, n in zip(rows, counts, strict=True):
+        layer.expect(row, n)
     while any(left):
         steps = [_plan(layer, row, n) for row, n in zip(rows, left, strict=True)]
         # Rows that are neighbours in the cache and do the same are one call.
