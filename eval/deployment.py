@@ -1,4 +1,4 @@
-"""What a deployment's file means to whatever runs it: its budget, kernels and prompts."""
+"""What a deployment's file means to whatever runs it: its budget and kernels."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,20 +28,3 @@ def kernels(choice: str, model: Any) -> Iterator[None]:
         except ValueError as error:
             raise UserError(str(error)) from None
         yield
-
-
-def encode_raw(tokenizer: Any, text: str) -> list[int]:
-    """The text's tokens, and what the tokenizer itself adds to them."""
-    return tokenizer(text)["input_ids"]
-
-
-def encode_chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
-    """The tokens of a conversation, the start of the answer included, by the chat template.
-
-    Where the tokenizer has none, the messages' texts joined by line breaks, without their roles.
-    """
-    if not getattr(tokenizer, "chat_template", None):
-        return encode_raw(tokenizer, "\n".join(m["content"] for m in messages))
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)[
-        "input_ids"
-    ]

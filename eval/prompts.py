@@ -1,8 +1,8 @@
-"""From a problem to the tokens a model sees, and back from tokens to text.
+"""From a study's problems to requests, and what is to be known of how they were asked.
 
-Chat models are asked through their own template, once, with nothing hidden added; a model without
-one gets `Question: ... Answer:`. The ledger needs its words as single tokens. Each request is one
-sample of one problem; `identity` seeds it, whatever the batch.
+A problem's text, which its task writes, is one turn of the user's, rendered as a deployment renders
+it (kvpolicies/models/prompts.py). Each request is one sample of one problem; `identity` seeds it,
+whatever the batch.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,8 @@ from typing import Any
 from kvpolicies.errors import UserError
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.tasks import Problem
+from kvpolicies.models import tokens
+from kvpolicies.models.prompts import Prompts, user
 
 LEDGER_SLACK = 16
 """New tokens beyond the right trace's: a right trace needs none of them."""
@@ -38,14 +40,19 @@ def encode(study: Study, problems: Sequence[Problem], tokenizer: Any) -> list[Re
     """The requests of a resolved study, problem by problem.
 
     Raises:
-        UserError: a prompt of zero tokens, or a tokenizer that does not know the ledger's words.
+        UserError: a prompt of zero tokens or that the chat template refuses, a tokenizer that does
+            not know the ledger's words.
     """
-    requests = []
+    prompts, requests = Prompts(tokenizer, study), []
     for number, problem in enumerate(problems):
-        prompt = _prompt(problem, tokenizer)
+        check_words(problem, tokenizer)
+        try:
+            prompt = prompts.prompt(user(problem.text))
+        except UserError as error:
+            raise UserError(f"problem {problem.id!r}: {error}") from None
         if not prompt:
             raise UserError(f"problem {problem.id!r}: the prompt has zero tokens")
-        forced = _forced(study, problem, tokenizer)
+        forced = _forced(study, problem, prompts)
         limit = _limit(study, problem, forced)
         for sample in range(study.samples):
             identity = number * study.samples + sample
@@ -58,29 +65,23 @@ def decode(tokens: Sequence[int], tokenizer: Any) -> str:
     return tokenizer.decode(list(tokens), skip_special_tokens=True)
 
 
-def _prompt(problem: Problem, tokenizer: Any) -> list[int]:
-    if problem.ledger is not None:
-        tokens = tokenizer.encode(problem.text, add_special_tokens=False)
-        known = len(tokens) == len(problem.text.split())
-        if not known or tokenizer.unk_token_id in tokens:
-            raise UserError(
-                "task ledger needs a model trained on ledger traces, such as --model embedded; "
-                "this model's tokenizer splits the ledger's words"
-            )
-        return tokens
-    if not tokenizer.chat_template:
-        text = f"Question: {problem.text}\nAnswer:"
-        return tokenizer.encode(text)
-    turn = [{"role": "user", "content": problem.text}]
-    text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-    return tokenizer.encode(text, add_special_tokens=False)
+def check_words(problem: Problem, tokenizer: Any) -> None:
+    """Raises UserError unless each word of a ledger problem is one token that the model knows."""
+    if problem.ledger is None:
+        return
+    text = f"{problem.text} {problem.solution}"
+    single = len(tokenizer.encode(text, add_special_tokens=False)) == len(text.split())
+    if not single or tokens.unknown(tokenizer, text):
+        raise UserError(
+            "task ledger needs a model trained on ledger traces, such as --model embedded; "
+            "this model's tokenizer splits the ledger's words, or does not know them"
+        )
 
 
-def _forced(study: Study, problem: Problem, tokenizer: Any) -> list[int] | None:
+def _forced(study: Study, problem: Problem, prompts: Prompts) -> list[int] | None:
     if not study.entry.forced:
         return None
-    tokens = tokenizer.encode(problem.solution, add_special_tokens=False)
-    return tokens[: study.max_new_tokens]
+    return prompts.answer(problem.solution)[: study.max_new_tokens]
 
 
 def _limit(study: Study, problem: Problem, forced: list[int] | None) -> int:

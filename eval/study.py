@@ -15,13 +15,15 @@ from kvpolicies.budget import Budget, is_ratio
 from kvpolicies.config import Deployment, from_mapping, option, read_yaml
 from kvpolicies.errors import UserError, nearest
 from kvpolicies.eval.tasks import TASKS, Task, find_task
+from kvpolicies.models.form import KEYS as FORM
+from kvpolicies.models.form import Form
 
 STUDIES = Path(__file__).parent / "studies"
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class Study:
+class Study(Form):
     """Everything that decides a study's numbers, and where they go (`out`)."""
 
     model: str = option(
@@ -59,6 +61,7 @@ class Study:
     def __post_init__(self) -> None:
         from kvpolicies.sampling import Sampling
 
+        super().__post_init__()
         _ = self.entry  # an unknown task, or a fault in its file, is found now
         if self.dtype not in _DTYPES:
             raise UserError(f"dtype {self.dtype!r}: {nearest(self.dtype, list(_DTYPES))}")
@@ -150,7 +153,7 @@ def load_study(name: str) -> Study:
     return Study(
         policies=(deployment.policy,),
         budgets=(deployment.budget,),
-        **{key: getattr(deployment, key) for key in shared},
+        **{key: getattr(deployment, key) for key in (*shared, *FORM)},
     )
 
 

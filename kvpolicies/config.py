@@ -8,7 +8,7 @@ import argparse
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ import yaml
 
 from kvpolicies.budget import Budget, is_ratio
 from kvpolicies.errors import UserError, nearest
+from kvpolicies.models.form import Form
 
 Config = TypeVar("Config")
 
@@ -26,7 +27,7 @@ def option(default: Any, text: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Deployment:
+class Deployment(Form):
     """What a deployment runs: one YAML for `generate` and whatever else decodes.
 
     Raises:
@@ -55,6 +56,7 @@ class Deployment:
     kernels: str = option("auto", "auto, torch, triton (which needs a GPU)")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         from kvpolicies.fixed import MODES
         from kvpolicies.kernels.backend import CHOICES
         from kvpolicies.registry import resolve
@@ -179,8 +181,9 @@ def dump_yaml(config: Any) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
-    """One option per field; nothing given means None, so that a file's value is kept."""
-    for f in fields(cls):
+    """One option per field, inherited ones last; none given means None: a file's value is kept."""
+    inherited = {f.name for base in cls.__mro__[1:] if is_dataclass(base) for f in fields(base)}
+    for f in sorted(fields(cls), key=lambda f: f.name in inherited):
         default = f"(default: {_shown(f)})" if _shown(f) else ""
         parser.add_argument(
             "--" + f.name.replace("_", "-"),

@@ -9,7 +9,10 @@ from typing import Any
 from kvpolicies.config import Deployment, from_args, load_yaml
 from kvpolicies.config import add_arguments as add_options
 from kvpolicies.errors import UserError
-from kvpolicies.eval.deployment import budget_of, encode_chat, encode_raw, kernels
+from kvpolicies.eval.deployment import budget_of, kernels
+from kvpolicies.models.form import RAW
+from kvpolicies.models.prompts import Prompts, user
+from kvpolicies.models.tokens import some, unknown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, Deployment)
     parser.add_argument("--prompt", action="append", default=[], help="a prompt; may be repeated")
     parser.add_argument("--prompt-file", help="a file with one prompt a line, - for standard input")
-    parser.add_argument("--raw", action="store_true", help="no chat template")
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="prompts are rendered already: no template, no wrapper, special tokens read as such",
+    )
     parser.add_argument("--trace", metavar="DIR", help="write eviction traces, one file a prompt")
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt")
     parser.epilog = (
@@ -52,10 +59,7 @@ def _generations(config: Deployment, texts: list[str], args: argparse.Namespace)
     from kvpolicies.eval.models import load, stop_tokens
 
     model, tokenizer = load(config.model, config.dtype, config.device)
-    prompts = [_encoded(tokenizer, text, args.raw) for text in texts]
-    for text, ids in zip(texts, prompts, strict=True):
-        if not ids:
-            raise UserError(f"prompt {text!r} has no tokens; every prompt needs at least one")
+    prompts = _encoded(Prompts(tokenizer, RAW if args.raw else config), texts)
     with kernels(config.kernels, model):
         generations = generate(
             model,
@@ -97,10 +101,17 @@ def _lines(text: str) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def _encoded(tokenizer: Any, text: str, raw: bool) -> list[int]:
-    if raw:
-        return encode_raw(tokenizer, text)
-    return encode_chat(tokenizer, [{"role": "user", "content": text}])
+def _encoded(prompts: Prompts, texts: list[str]) -> list[list[int]]:
+    """The texts' tokens; words that the tokenizer does not know are told on stderr."""
+    encoded = []
+    for text in texts:
+        encoded.append(prompts.prompt(user(text)))
+        if not encoded[-1]:
+            raise UserError(f"prompt {text[:200]!r} has no tokens; every prompt needs at least one")
+        if lost := unknown(prompts.tokenizer, text):
+            told = f"{len(lost)} words that the tokenizer does not know: {some(lost)}"
+            print(f"kvpolicies: prompt {text[:60]!r} has {told}", file=sys.stderr)
+    return encoded
 
 
 def _record(prompt: str, answer: str, generation: Any) -> dict[str, Any]:

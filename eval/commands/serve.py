@@ -61,11 +61,9 @@ def run(args: argparse.Namespace) -> int:
     from kvpolicies.eval.serve.running import run as run_server
 
     with listen(serving.host, serving.port) as sock, ExitStack() as stack:
-        model, tokenizer, engine = _loaded(config, serving.prefill_chunk, stack)
+        encoder, engine = _loaded(config, serving.prefill_chunk, stack)
         print(f"kvpolicies: serving {_described(config, engine)} on {address(sock)}", flush=True)
-        return run_server(
-            lambda: _served(config, serving, model, tokenizer, engine), sock, serving.grace
-        )
+        return run_server(lambda: _served(config, serving, encoder, engine), sock, serving.grace)
 
 
 def _check(config: Deployment) -> None:
@@ -85,19 +83,21 @@ def _check(config: Deployment) -> None:
         raise UserError(f"policy {policy} is made for {made}, not for {config.model}")
 
 
-def _loaded(config: Deployment, chunk: int, stack: ExitStack) -> tuple[Any, Any, Any]:
-    """(model, tokenizer, engine): the last holds the cache until the stack is closed."""
+def _loaded(config: Deployment, chunk: int, stack: ExitStack) -> tuple[Any, Any]:
+    """(encoder of prompts, engine, which holds the cache until the stack is closed)."""
     from kvpolicies.eval.models import load, stop_tokens
+    from kvpolicies.eval.serve.prompts import Encoder
     from kvpolicies.serving import serving
 
     model, tokenizer = load(config.model, config.dtype, config.device)
+    encoder = Encoder(tokenizer, model.get_input_embeddings().weight.shape[0], config)
     stack.enter_context(kernels(config.kernels, model))
     engine = serving(
         model, config.policy, budget_of(config), rows=config.batch_size,
         max_length=_max_length(config, model), eos_token_id=stop_tokens(model, tokenizer),
         step=config.step, prefill_chunk=chunk or None,
     )  # fmt: skip
-    return model, tokenizer, stack.enter_context(engine)
+    return encoder, stack.enter_context(engine)
 
 
 def _max_length(config: Deployment, model: Any) -> int:
@@ -123,17 +123,16 @@ def _described(config: Deployment, engine: Any) -> str:
     )
 
 
-def _served(config: Deployment, serving: Serving, model: Any, tokenizer: Any, engine: Any) -> Any:
+def _served(config: Deployment, serving: Serving, encoder: Any, engine: Any) -> Any:
     from kvpolicies.eval.serve.app import Served
     from kvpolicies.eval.serve.metrics import Metrics
-    from kvpolicies.eval.serve.prompts import Encoder, Lengths
+    from kvpolicies.eval.serve.prompts import Lengths
     from kvpolicies.eval.serve.service import Service
     from kvpolicies.sampling import Sampling
 
-    words = model.get_input_embeddings().weight.shape[0]
     return Served(
         service=Service(engine, Metrics(), serving.queue),
-        encoder=Encoder(tokenizer, words),
+        encoder=encoder,
         lengths=Lengths(engine.max_length, config.max_new_tokens),
         model=serving.name or config.model,
         policy=str(engine.policy),

@@ -4,9 +4,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from kvpolicies.eval.deployment import encode_chat, encode_raw
+from kvpolicies.errors import UserError
 from kvpolicies.eval.serve.bodies import Body, ChatBody, TextBody
 from kvpolicies.eval.serve.errors import ApiError
+from kvpolicies.models.form import RAW, Form
+from kvpolicies.models.prompts import Prompts, user
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,12 @@ class Encoder:
 
     Args:
         words: token ids of the model; a prompt given as tokens must lie below.
+        form: how conversations are rendered; a prompt that is text is rendered already.
     """
 
-    def __init__(self, tokenizer: Any, words: int):
+    def __init__(self, tokenizer: Any, words: int, form: Form):
         self.tokenizer, self.words = tokenizer, words
+        self.chats, self.texts = Prompts(tokenizer, form), Prompts(tokenizer, RAW)
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
     def prompt(self, body: Body) -> list[int]:
@@ -63,7 +67,7 @@ class Encoder:
         else:
             assert isinstance(body, TextBody)
             given, field = body.one_prompt(), "prompt"
-            tokens = encode_raw(self.tokenizer, given) if isinstance(given, str) else given
+            tokens = self.texts.prompt(user(given)) if isinstance(given, str) else given
         if not tokens:
             raise ApiError(400, f"{field}: has no tokens; a prompt needs at least one", field)
         if min(tokens) < 0 or max(tokens) >= self.words:
@@ -75,11 +79,7 @@ class Encoder:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
     def _chat(self, body: ChatBody) -> list[int]:
-        from jinja2 import TemplateError
-
-        messages = [message.plain() for message in body.messages]
         try:
-            return encode_chat(self.tokenizer, messages)
-        except TemplateError as error:
-            text = f"messages: refused by the model's chat template: {error}"
-            raise ApiError(400, text, "messages") from None
+            return self.chats.prompt([message.plain() for message in body.messages])
+        except UserError as error:
+            raise ApiError(400, f"messages: {error}", "messages") from None

@@ -1,0 +1,1 @@
+"""Models as text sees them: how a prompt becomes tokens, whoever asks."""
