@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval import ledger
+from kvpolicies.eval import ledger, weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
@@ -69,7 +69,7 @@ def assets(name: str = "ledger") -> Iterator[Path]:
     missing = [file for file in FILES if not packaged.joinpath(file).is_file()]
     if missing:
         raise UserError(
-            f"embedded model: {packaged} lacks {', '.join(missing)}; reinstall kvpolicies, or "
+            f"model embedded: {packaged} lacks {', '.join(missing)}; reinstall kvpolicies, or "
             "recreate them with python -m kvpolicies.eval.train_embedded --out DIR"
         )
     with importlib.resources.as_file(packaged) as folder:
@@ -86,8 +86,8 @@ def load(
     from transformers import AutoTokenizer, Qwen3ForCausalLM
 
     with assets() as folder:
-        model = Qwen3ForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, **options
+        model = weights.pretrained(
+            Qwen3ForCausalLM, folder, dtype=dtype, local_files_only=True, **options
         )
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return model.eval(), tokenizer

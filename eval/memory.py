@@ -51,11 +51,13 @@ def meta_model(config: Any, dtype: torch.dtype) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
+    from kvpolicies.eval.weights import reason
+
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, dtype=dtype)
-    except ValueError as error:
-        raise UserError(f"no causal language model for this config: {error}") from None
+    except Exception as error:  # a config can be wrong in as many ways as a model has lines
+        raise UserError(f"no causal language model for this config: {reason(error)}") from None
 
 
 def predict(

@@ -52,12 +52,13 @@ def load(
         spread: processes of a process group that the weights are spread over (tensor parallel).
 
     Raises:
-        UserError: a file, folder, package or hub id that is not there, in one line; a model that
-            cannot be spread.
+        UserError: a file, folder, package or hub id that is not there, in one line; a checkpoint
+            that is not whole (weights.py); a model that cannot be spread.
     """
     import torch
 
-    from kvpolicies.adapter import hide_loading_bar, spread_over
+    from kvpolicies.adapter import hide_loading_bar, inspect_model, spread_over
+    from kvpolicies.eval import weights
 
     check_name(name)
     check_device(device)
@@ -65,15 +66,19 @@ def load(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        model, tokenizer = _load(
-            name, getattr(torch, dtype), spread_over(spread) if spread > 1 else {}
-        )
-        return (model if spread > 1 else model.to(device)).eval(), tokenizer
-    except (OSError, ImportError, ValueError, RuntimeError, AssertionError) as error:
-        if isinstance(error, UserError):
-            raise
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UserError(f"model {name}: cannot be loaded: {first}") from error
+        with weights.quiet():
+            model, tokenizer = _load(
+                name, getattr(torch, dtype), spread_over(spread) if spread > 1 else {}
+            )
+        model = (model if spread > 1 else model.to(device)).eval()
+        inspect_model(model)
+        weights.check_finite(model)
+        weights.check_runs(model)
+        return model, tokenizer
+    except UserError as error:
+        raise UserError(f"model {name}: {str(error).removeprefix(f'model {name}: ')}") from None
+    except Exception as error:  # a checkpoint can be wrong in as many ways as its readers
+        raise UserError(f"model {name}: cannot be loaded: {weights.reason(error)}") from error
 
 
 def load_config(name: str) -> Any:
@@ -85,6 +90,7 @@ def load_config(name: str) -> Any:
     from transformers import AutoConfig
 
     from kvpolicies.adapter import hide_loading_bar
+    from kvpolicies.eval import weights
 
     check_name(name)
     hide_loading_bar()
@@ -96,11 +102,12 @@ def load_config(name: str) -> Any:
                 return AutoConfig.from_pretrained(folder)
         where, options = _files(name)
         return AutoConfig.from_pretrained(where, **options)
-    except (OSError, ImportError, ValueError, RuntimeError) as error:
-        if isinstance(error, UserError):
-            raise
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UserError(f"model {name}: its config cannot be read: {first}") from error
+    except UserError:
+        raise
+    except Exception as error:  # transformers raises what it likes
+        raise UserError(
+            f"model {name}: its config cannot be read: {weights.reason(error)}"
+        ) from error
 
 
 def stop_tokens(model: Any, tokenizer: Any) -> list[int]:
@@ -123,13 +130,16 @@ def stop_tokens(model: Any, tokenizer: Any) -> list[int]:
 def _load(name: str, dtype: Any, spread: dict[str, Any]) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from kvpolicies.eval import weights
+
     if name == "embedded":
         from kvpolicies.eval import embedded
 
         return embedded.load(dtype, **spread)
     where, options = _files(name)
     tokenizer = AutoTokenizer.from_pretrained(where, **options)
-    return AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options, **spread), tokenizer
+    model = weights.pretrained(AutoModelForCausalLM, where, dtype=dtype, **options, **spread)
+    return model, tokenizer
 
 
 def _files(name: str) -> tuple[str, dict[str, str]]:

@@ -13,6 +13,7 @@ from kvpolicies.eval.launch import Group
 from kvpolicies.eval.prompts import Request
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.tasks import Problem
+from kvpolicies.positions import check_positions
 from kvpolicies.registry import resolve
 
 
@@ -78,6 +79,9 @@ def prepare(study: Study, kept: Kept) -> Prepared:
         inspect_model(model, policy := resolve(name))
         policy.check_model(model)
     requests = prompts.encode(study, problems, tokenizer)
+    for request in requests:
+        what = f"the prompt of problem {request.problem.id!r}"
+        check_positions(model, len(request.prompt), request.max_new_tokens, what)
     check_budgets(study, requests)
     return Prepared(study, group, problems, model, tokenizer, requests)
 

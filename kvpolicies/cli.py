@@ -2,10 +2,11 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
-from kvpolicies.errors import UserError, nearest
+from kvpolicies.errors import Caution, UserError, nearest
 from kvpolicies.registry import load
 
 # name: (module with `add_arguments(parser)` and `run(args) -> int`, what it does)
@@ -43,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit status: 0, 2 for bad input, 130 when interrupted."""
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(argv)
+        with warnings.catch_warnings():
+            warnings.showwarning = _one_line(warnings.showwarning)
+            return _run(argv)
     except UserError as error:
         print(f"kvpolicies: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -53,6 +56,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+
+
+def _one_line(before: Callable[..., Any]) -> Callable[..., Any]:
+    """Python's way to show a warning, but for ours."""
+
+    def show(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
+        if issubclass(category, Caution):
+            print(f"kvpolicies: caution: {message}", file=sys.stderr)
+        else:
+            before(message, category, *where, **options)
+
+    return show
 
 
 def _run(argv: list[str]) -> int:

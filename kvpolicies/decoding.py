@@ -16,6 +16,7 @@ from kvpolicies.fixed import check_mode
 from kvpolicies.generation import Generation
 from kvpolicies.loop import Loop, OnLogits
 from kvpolicies.policy import Geometry, Policy, whole
+from kvpolicies.positions import check_positions
 from kvpolicies.registry import resolve
 from kvpolicies.sampling import Sampling
 
@@ -75,7 +76,8 @@ def generate(
 
     Raises:
         ValueError: for an unknown policy, an impossible budget, an empty prompt, an unsupported
-            model, or NaN in a score; before anything runs where that can be known.
+            model, a prompt longer than its positions, or NaN in a score or in logits; before
+            anything runs where that can be known.
     """
     chosen: Policy = resolve(policy)
     sampling = Sampling(temperature, top_p, top_k, seed)
@@ -94,6 +96,8 @@ def generate(
     if batch_size is not None:
         whole(batch_size, 1, "batch_size")
     longest = max(len(r.prompt) + r.limit for r in requests)
+    prompt = max(len(r.prompt) for r in requests)
+    check_positions(model, prompt, longest - prompt)
     cache = FixedBudgetCache(
         model,
         chosen,

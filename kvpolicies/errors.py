@@ -1,5 +1,6 @@
-"""The one exception that is meant for a user's eyes."""
+"""What is meant for a user's eyes: the one exception, and the one warning."""
 
+import warnings
 from collections.abc import Sequence
 
 
@@ -9,6 +10,15 @@ class UserError(ValueError):
     The command line prints it without a traceback and exits with status 2. It is a `ValueError`,
     so library users need not import it to catch it.
     """
+
+
+class Caution(UserWarning):
+    """What runs, and should not be taken for more than it is; the command line prints one line."""
+
+
+def caution(text: str) -> None:
+    """Warns of something, once."""
+    warnings.warn(text, Caution, stacklevel=2)
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

@@ -20,10 +20,11 @@ from torch import Tensor
 from kvpolicies.adapter import forward, uncached_forward
 from kvpolicies.admission import Request
 from kvpolicies.cache import FixedBudgetCache
+from kvpolicies.errors import UserError
 from kvpolicies.fixed import FixedSteps, bucket
 from kvpolicies.generation import Generation, made
 from kvpolicies.recording import record
-from kvpolicies.sampling import choose_each
+from kvpolicies.sampling import NONE, choose_each
 from kvpolicies.transfer import on_device
 
 OnLogits = Callable[[int, int, Tensor], None]
@@ -102,7 +103,7 @@ class Loop:
         Events come as they happen, and must be taken to the last.
 
         Raises:
-            UserError: if a policy produced NaN; nothing of that run is handed out.
+            UserError: if a policy or the model produced NaN; nothing of that run is handed out.
         """
         self._admit()
         self._prefill()
@@ -215,7 +216,7 @@ class Loop:
         for step in range(self._until_a_look(active)):
             fed = [r.fed + step for r in active]
             if active[0].forced is None and chosen:
-                tokens = chosen[-1]
+                tokens = chosen[-1].clamp_min(0)  # of NONE, until the next look
             else:
                 tokens = on_device([r.next_token(step) for r in active], self.device)
             if self.fixed and self._bucket_is_free(len(active)):
@@ -265,6 +266,11 @@ class Loop:
         for r, tokens in zip(requests, chosen, strict=True):
             for token in tokens:
                 if not self._end(r):
+                    if token == NONE:
+                        raise UserError(
+                            f"prompt {r.index}: the model's logits are not finite at its new token "
+                            f"{len(r.tokens)} (try a wider dtype such as bfloat16 or float32)"
+                        )
                     r.choices.append(token)
                     r.tokens.append(token if r.forced is None else r.forced[len(r.tokens)])
 

@@ -17,6 +17,8 @@ from transformers import (
 from kvpolicies.errors import UserError
 from kvpolicies.transfer import on_device
 
+NONE = -1
+"""No token: what is chosen where the largest logit is NaN or infinite."""
 COLDEST = 1e-3
 """Least temperature above 0: logits divided by less could leave the range of float32."""
 
@@ -77,14 +79,15 @@ class Sampling:
 def choose(
     logits: Tensor, chain: LogitsProcessorList, greedy: bool, randoms: list[np.random.Generator]
 ) -> Tensor:
-    """One token a row, [A] int64 on the logits' device, which is not waited for.
+    """One token a row, [A] int64 on the logits' device, which is not waited for; perhaps NONE.
 
     Args:
         logits: [A, V] float32.
         randoms: each row's generator; one number is drawn from each unless `greedy`.
     """
+    finite = logits.amax(dim=-1).isfinite()  # NaN anywhere is the largest
     if greedy:
-        return logits.argmax(dim=-1)
+        return logits.argmax(dim=-1).masked_fill(~finite, NONE)
     history: Any = torch.empty(logits.shape[0], 0, dtype=torch.long)  # none of ours reads it
     mass = chain(history, logits).double().softmax(dim=-1).cumsum(dim=-1)
     drawn = torch.tensor([r.random() for r in randoms], dtype=torch.float64)
@@ -92,7 +95,8 @@ def choose(
         drawn = drawn.pin_memory().to(mass.device, non_blocking=True)
     # right=True: a number equal to a cumulative mass belongs to the next token with any mass.
     found = torch.searchsorted(mass, drawn[:, None] * mass[:, -1:], right=True)[:, 0]
-    return found.clamp(max=logits.shape[1] - 1)  # a product may round up to the whole mass
+    found = found.clamp(max=logits.shape[1] - 1)  # a product may round up to the whole mass
+    return found.masked_fill(~finite, NONE)
 
 
 def choose_each(

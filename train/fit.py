@@ -28,6 +28,7 @@ from kvpolicies.eval.provenance import make_folder
 from kvpolicies.learned import saving
 from kvpolicies.learned.base import config_for
 from kvpolicies.learned.scorer import Scorer
+from kvpolicies.positions import check_positions
 from kvpolicies.train import record, sources
 from kvpolicies.train.data import Data
 from kvpolicies.train.distill import Distill
@@ -61,6 +62,8 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     distills = recipe.recipe == "distill"
     # What trains is kept in float32, and computed in 16 bits where the recipe says so.
     model, tokenizer = models.load(recipe.model, "float32" if distills else recipe.dtype, "cpu")
+    if records is not None:  # ledger problems are short
+        check_positions(model, recipe.sequence, what="a document that fills a row")
     data = Data(sources.open_source(recipe, records, tokenizer), recipe)
     kind = Distill if distills else Frozen
     module = kind(model, new_scorer(recipe, model), recipe)

@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints whether greedy choices under the replayed mask are the trace's own tokens."""
     from kvpolicies.eval.models import load
+    from kvpolicies.positions import check_positions
     from kvpolicies.replaying import replay
     from kvpolicies.trace import EvictionTrace
 
@@ -32,7 +33,10 @@ def run(args: argparse.Namespace) -> int:
             f"{args.trace}: made by a model of {layers} layers and {heads} KV heads; {args.model} "
             f"has {config.num_hidden_layers} and {config.num_key_value_heads}"
         )
+    check_positions(model, 1, trace.tokens.shape[1])
     logits = replay(model, trace)
+    if not bool(logits.amax(dim=-1).isfinite().all()):
+        raise UserError(f"{args.trace}: the logits of {args.model} are not finite on its tokens")
     length = trace.tokens.shape[1]
     agree = (logits[0, :-1].argmax(-1) == trace.tokens[0, 1:]).tolist()
     kept = trace.cache_length(length - 1).float().mean().item()

@@ -10,6 +10,7 @@ from kvpolicies.config import Deployment, from_args, load_yaml, option
 from kvpolicies.config import add_arguments as add_options
 from kvpolicies.errors import UserError
 from kvpolicies.eval.deployment import budget_of, kernels
+from kvpolicies.positions import check_positions, reach
 
 NEEDED = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus_client"}
 
@@ -101,13 +102,9 @@ def _loaded(config: Deployment, chunk: int, stack: ExitStack) -> tuple[Any, Any]
 
 
 def _max_length(config: Deployment, model: Any) -> int:
-    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    length = reach(model.config).own
     if config.max_length is not None:
-        if length and config.max_length > length:
-            raise UserError(
-                f"max_length {config.max_length} is more than the {length} positions of model "
-                f"{config.model}"
-            )
+        check_positions(model, config.max_length, what="max_length")
         return config.max_length
     if not length:
         raise UserError(f"model {config.model} names no length of its own; give --max-length")

@@ -9,6 +9,7 @@ from kvpolicies.architecture import inspect_model, rotates_by_halves
 from kvpolicies.errors import UserError
 from kvpolicies.eval.revisit.config import Revisit
 from kvpolicies.eval.revisit.traces import Trace
+from kvpolicies.positions import check_positions
 from kvpolicies.registry import resolve
 from kvpolicies.rope import Rope
 
@@ -44,15 +45,10 @@ def check(analysis: Analysis, traces: Sequence[Trace]) -> None:
                 f"revisit: no query head {config.head}: layers that see all are {full}, each of "
                 f"{shape.heads * shape.groups} query heads"
             )
-    context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     for policy in map(resolve, config.policies):
         inspect_model(model, policy)
     for trace in traces:
-        if context and len(trace.tokens) > context:
-            raise UserError(
-                f"trace {trace.id!r}: {len(trace.tokens)} tokens; the model was made for {context}:"
-                " cut traces with --max-new-tokens"
-            )
+        check_positions(model, len(trace.tokens), what=f"trace {trace.id!r}")
         for policy, budget in analysis.cells:
             try:
                 length = len(trace.prompt) + len(trace.new)

@@ -56,5 +56,5 @@ def test_a_port_in_use_and_an_unknown_key_and_a_missing_package(
 def test_more_positions_than_the_model_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--port", "0", "--max-length", "100000"]) == 2
     error = capsys.readouterr().err
-    assert "max_length 100000 is more than the 2048 positions of model embedded" in error
+    assert "max_length of 100000 tokens is longer than the 2048 positions" in error
     assert len(error.splitlines()) == 1
