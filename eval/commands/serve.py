@@ -2,6 +2,9 @@
 
 import argparse
 import importlib.util
+import os
+import socket
+import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +15,7 @@ from kvpolicies.errors import UserError
 from kvpolicies.eval.deployment import budget_of, kernels
 from kvpolicies.positions import check_positions, reach
 
+KEY = "KVPOLICIES_API_KEY"
 NEEDED = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus_client"}
 
 
@@ -30,9 +34,27 @@ class Serving:
         "evict: a step of the budget each); 0: whole prompts",
     )
     max_body: int = option(1 << 20, "most bytes of a request's body")
+    max_chars: int = option(
+        0,
+        "most characters of a prompt, checked before it is tokenised; 0: 16 a token of max_length",
+    )
+    clamp: bool = option(
+        False,
+        "true: lower a max_tokens that is more than there is room for, instead of refusing it",
+    )
+    api_key: str = option("", f"what clients must send as their API key; better as {KEY} in the "
+                          "environment, where other users do not see it")  # fmt: skip
+    cors_origins: tuple[str, ...] = option(
+        (), "origins whose pages may ask, such as https://chat.example.com; * for all"
+    )
+    allow_hosts: tuple[str, ...] = option(
+        (), "names by which clients may call this server, beside its addresses, localhost, --host "
+        "and the machine's own; * for any"
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        for key, least in (("queue", 0), ("grace", 0), ("prefill_chunk", 0), ("max_body", 1)):
+        floors = {"queue": 0, "grace": 0, "prefill_chunk": 0, "max_body": 1, "max_chars": 0}
+        for key, least in floors.items():
             if not getattr(self, key) >= least:
                 flag = key.replace("_", "-")
                 raise UserError(f"--{flag} must be at least {least}, got {getattr(self, key)}")
@@ -58,13 +80,17 @@ def run(args: argparse.Namespace) -> int:
     )
     serving = from_args(Serving, args)
     _check(config)
-    from kvpolicies.eval.serve.running import address, listen
+    from kvpolicies.eval.serve.running import address, is_loopback, listen
     from kvpolicies.eval.serve.running import run as run_server
 
+    key = _key(serving)
     with listen(serving.host, serving.port) as sock, ExitStack() as stack:
-        encoder, engine = _loaded(config, serving.prefill_chunk, stack)
+        access = _access(serving, key, is_loopback(sock))
+        encoder, engine = _loaded(config, serving, stack)
         print(f"kvpolicies: serving {_described(config, engine)} on {address(sock)}", flush=True)
-        return run_server(lambda: _served(config, serving, encoder, engine), sock, serving.grace)
+        return run_server(
+            lambda: _served(config, serving, access, encoder, engine), sock, serving.grace
+        )
 
 
 def _check(config: Deployment) -> None:
@@ -84,19 +110,43 @@ def _check(config: Deployment) -> None:
         raise UserError(f"policy {policy} is made for {made}, not for {config.model}")
 
 
-def _loaded(config: Deployment, chunk: int, stack: ExitStack) -> tuple[Any, Any]:
+def _key(serving: Serving) -> str:
+    if serving.api_key or KEY not in os.environ:
+        return serving.api_key
+    if not os.environ[KEY].strip():
+        raise UserError(f"{KEY} is empty: unset it, or set it to the API key")
+    return os.environ[KEY]
+
+
+def _access(serving: Serving, key: str, loopback: bool) -> Any:
+    from kvpolicies.eval.serve.guard import Access
+
+    names = [serving.host, *serving.allow_hosts]
+    if not loopback:
+        names.append(socket.gethostname())
+    hosts = frozenset(name.lower().rstrip(".") for name in names)
+    access = Access(loopback, key, hosts, serving.cors_origins)
+    if not loopback and not key:
+        print(f"kvpolicies: whoever reaches {serving.host} can use this server; --api-key asks for "
+              "a key", file=sys.stderr)  # fmt: skip
+    return access
+
+
+def _loaded(config: Deployment, own: Serving, stack: ExitStack) -> tuple[Any, Any]:
     """(encoder of prompts, engine, which holds the cache until the stack is closed)."""
     from kvpolicies.eval.models import load, stop_tokens
-    from kvpolicies.eval.serve.prompts import Encoder
+    from kvpolicies.eval.serve.prompts import Encoder, Lengths
     from kvpolicies.serving import serving
 
     model, tokenizer = load(config.model, config.dtype, config.device)
-    encoder = Encoder(tokenizer, model.get_input_embeddings().weight.shape[0], config)
+    length, words = _max_length(config, model), model.get_input_embeddings().weight.shape[0]
+    lengths = Lengths(length, config.max_new_tokens, own.max_chars, own.clamp)
+    encoder = Encoder(tokenizer, words, lengths, config)
     stack.enter_context(kernels(config.kernels, model))
     engine = serving(
         model, config.policy, budget_of(config), rows=config.batch_size,
-        max_length=_max_length(config, model), eos_token_id=stop_tokens(model, tokenizer),
-        step=config.step, prefill_chunk=chunk or None,
+        max_length=length, eos_token_id=stop_tokens(model, tokenizer),
+        step=config.step, prefill_chunk=own.prefill_chunk or None,
     )  # fmt: skip
     return encoder, stack.enter_context(engine)
 
@@ -120,19 +170,18 @@ def _described(config: Deployment, engine: Any) -> str:
     )
 
 
-def _served(config: Deployment, serving: Serving, encoder: Any, engine: Any) -> Any:
+def _served(config: Deployment, own: Serving, access: Any, encoder: Any, engine: Any) -> Any:
     from kvpolicies.eval.serve.app import Served
     from kvpolicies.eval.serve.metrics import Metrics
-    from kvpolicies.eval.serve.prompts import Lengths
     from kvpolicies.eval.serve.service import Service
     from kvpolicies.sampling import Sampling
 
     return Served(
-        service=Service(engine, Metrics(), serving.queue),
+        service=Service(engine, Metrics(), own.queue),
         encoder=encoder,
-        lengths=Lengths(engine.max_length, config.max_new_tokens),
-        model=serving.name or config.model,
+        access=access,
+        model=own.name or config.model,
         policy=str(engine.policy),
         sampling=Sampling(config.temperature, config.top_p, config.top_k),
-        max_body=serving.max_body,
+        max_body=own.max_body,
     )

@@ -22,7 +22,6 @@ from kvpolicies.eval.selection.evidence import Evidence
 from kvpolicies.eval.selection.explaining import faults, points
 from kvpolicies.eval.stats import Interval
 from kvpolicies.eval.units import size
-from kvpolicies.models.form import KEYS as FORM
 
 KEYS = (
     "model",
@@ -35,15 +34,13 @@ KEYS = (
     "seed",
     "dtype",
     "device",
-    *FORM,
 )
 """What the choice and its studies decide; the rest of `Deployment` keeps its defaults."""
 
 
 def deployment(evidence: Evidence, candidate: Candidate, load: Load) -> Deployment:
-    """The config that runs `candidate`: sampling, dtype, device and prompts as in the studies."""
+    """The config that runs `candidate`: sampling, dtype and device as in the first study."""
     study = evidence.study
-    form = evidence.sources[0].form or study
     return Deployment(
         model=study.model,
         policy=candidate.cell.policy,
@@ -55,7 +52,6 @@ def deployment(evidence: Evidence, candidate: Candidate, load: Load) -> Deployme
         seed=study.seed,
         dtype=study.dtype,
         device=study.device,
-        **{key: getattr(form, key) for key in FORM},
     )
 
 
@@ -81,7 +77,6 @@ def deploy_yaml(
             f"fingerprint {source.fingerprint}, commit {', '.join(source.commits)}, "
             f"weights {source.weights})"
         )
-        lines.append(f"{source.study.task} asks: {source.study.entry.prompt!r}")
     lines += [f"{name}: {_figures(one)}" for name, one in winner.benches.items()]
     if len(winner.benches) > 1:
         lines.append(f"mean over tasks: {_figures(winner.mean)}")
@@ -122,7 +117,6 @@ def selection_json(
                 "problems": source.problems,
                 "samples": source.study.samples,
                 "weights": source.weights,
-                "prompts": source.asked,
             }
             for source in evidence.sources
         ],

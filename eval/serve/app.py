@@ -15,8 +15,9 @@ from starlette.types import Receive
 
 from kvpolicies.eval.serve.answers import Cancelled, Form, pieces
 from kvpolicies.eval.serve.bodies import Body, ChatBody, TextBody, parse
-from kvpolicies.eval.serve.errors import OUTCOMES, ApiError
-from kvpolicies.eval.serve.prompts import Encoder, Lengths
+from kvpolicies.eval.serve.errors import OUTCOMES, ApiError, response
+from kvpolicies.eval.serve.guard import Access
+from kvpolicies.eval.serve.prompts import Encoder
 from kvpolicies.eval.serve.service import Service
 from kvpolicies.eval.serve.text import Writer
 from kvpolicies.sampling import Sampling
@@ -32,7 +33,7 @@ class Served:
 
     service: Service
     encoder: Encoder
-    lengths: Lengths
+    access: Access
     model: str
     """The name that requests must give, if any."""
     policy: str
@@ -41,12 +42,40 @@ class Served:
     max_body: int
     """Bytes."""
 
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError (404) for the name of another model."""
+        if name not in (None, self.model):
+            raise ApiError(404, f"model {name!r} is not served here, only {self.model!r}",
+                           "model", "model_not_found")  # fmt: skip
+
 
 def make_app(served: Served) -> FastAPI:
     """The application; its service must be running."""
-    app = FastAPI(title="kvpolicies", docs_url=None, redoc_url=None, openapi_url=None)
-    created, service = int(time.time()), served.service
+    app = FastAPI(
+        title="kvpolicies", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+    )
+    served.access.guard(app)
+    _add_completions(app, served)
+    _add_facts(app, served)
 
+    async def refused(request: Request, error: Any) -> Response:
+        return response(error)
+
+    async def unknown(request: Request, error: Any) -> Response:
+        # Not request.url: it is made from the Host, which may be no host.
+        text = f"{request.method} {request.scope['path']}: {error.detail}"
+        return response(ApiError(error.status_code, text, headers=dict(error.headers or {})))
+
+    async def failed(request: Request, error: Exception) -> Response:
+        # A fault of ours: the server's log has it, and clients get what they can read.
+        return response(ApiError(500, f"{type(error).__name__} in the server", code="failed"))
+
+    for kind, handler in ((ApiError, refused), (HTTPException, unknown), (Exception, failed)):
+        app.add_exception_handler(kind, handler)
+    return app
+
+
+def _add_completions(app: FastAPI, served: Served) -> None:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         return await _complete(served, request, ChatBody)
@@ -55,13 +84,22 @@ def make_app(served: Served) -> FastAPI:
     async def text(request: Request) -> Response:
         return await _complete(served, request, TextBody)
 
-    @app.get("/v1/models")
+
+def _add_facts(app: FastAPI, served: Served) -> None:
+    service, readable = served.service, ["GET", "HEAD"]
+    entry = {"id": served.model, "object": "model", "created": int(time.time()),
+             "owned_by": "kvpolicies"}  # fmt: skip
+
+    @app.api_route("/v1/models", methods=readable)
     async def models() -> Any:
-        entry = {"id": served.model, "object": "model", "created": created,
-                 "owned_by": "kvpolicies"}  # fmt: skip
         return {"object": "list", "data": [entry]}
 
-    @app.get("/health")
+    @app.api_route("/v1/models/{name:path}", methods=readable)
+    async def model(name: str) -> Any:
+        served.check_model(name)
+        return entry
+
+    @app.api_route("/health", methods=readable)
     async def health() -> Response:
         status = {"ok": 200, "stopping": 503}.get(service.state, 500)
         told = {"status": service.state, "model": served.model, "policy": served.policy}
@@ -69,16 +107,9 @@ def make_app(served: Served) -> FastAPI:
             told["error"] = service.error
         return JSONResponse(told, status)
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=readable)
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
-
-    @app.exception_handler(HTTPException)
-    async def unknown(request: Request, error: HTTPException) -> Response:
-        text = f"{request.method} {request.url.path}: {error.detail}"
-        return _told(ApiError(error.status_code, text, headers=dict(error.headers or {})))
-
-    return app
 
 
 async def _complete(served: Served, request: Request, kind: type[Body]) -> Response:
@@ -89,7 +120,7 @@ async def _complete(served: Served, request: Request, kind: type[Body]) -> Respo
     except ApiError as error:
         if not request.state.accepted:
             metrics.count(OUTCOMES.get(error.status, "invalid"))
-        return _told(error)
+        return response(error)
     except Cancelled:
         if not request.state.accepted:
             metrics.count("cancelled")
@@ -97,17 +128,20 @@ async def _complete(served: Served, request: Request, kind: type[Body]) -> Respo
 
 
 async def _answered(served: Served, request: Request, kind: type[Body]) -> Response:
+    if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+        raise ApiError(
+            415, f"Content-Encoding {coding[:64]!r} is not supported: send JSON as it is"
+        )
     body = parse(kind, await _body(request, served.max_body))
-    if body.model not in (None, served.model):
-        raise ApiError(404, f"model {body.model!r} is not served here, only {served.model!r}",
-                       "model", "model_not_found")  # fmt: skip
-    loop = asyncio.get_running_loop()
-    prompt = await loop.run_in_executor(served.encoder.pool, served.encoder.prompt, body)
-    limit = served.lengths.limit(len(prompt), body.limit)
-    sampling = body.sampling(served.sampling, secrets.randbits(62))
-    ticket = served.service.submit(prompt, limit, sampling)
+    served.check_model(body.model)
+    stops, sampling = body.stops, body.sampling(served.sampling, secrets.randbits(62))
+    field, asked = body.limit
+    with served.service.place():
+        prompt = await _unless_gone(request.receive, served.encoder.prompt(body))
+        limit = served.encoder.lengths.limit(len(prompt), asked, field)
+        ticket = served.service.submit(prompt, limit, sampling)
     request.state.accepted = True
-    parts = pieces(served.service, ticket, Writer(served.encoder.decode, body.stops))
+    parts = pieces(served.service, ticket, Writer(served.encoder.decode, stops))
     form = Form(served.model, kind is ChatBody, len(prompt), body.usage)
     # A stream begins with its first piece: until then, an error has a status of its own.
     first = await _unless_gone(request.receive, anext(parts))
@@ -130,7 +164,8 @@ async def _body(request: Request, most: int) -> bytes:
     """The whole body, in time and within its limit."""
     too_large = ApiError(413, f"the body has more than {most} bytes", code="body_too_large",
                          headers={"Connection": "close"})  # fmt: skip
-    if (said := request.headers.get("content-length", "")).isdecimal() and int(said) > most:
+    said = request.headers.get("content-length", "")
+    if said.isdecimal() and (len(said) > 18 or int(said) > most):
         raise too_large
 
     async def read() -> bytes:
@@ -168,7 +203,3 @@ async def _unless_gone(receive: Receive, work: Awaitable[T]) -> T:
         return await task
     except asyncio.CancelledError:
         raise Cancelled from None
-
-
-def _told(error: ApiError) -> Response:
-    return JSONResponse(error.body(), error.status, headers=error.headers)

@@ -1,45 +1,61 @@
-"""Bodies of requests: what is understood, what may be ignored, and what is refused by name.
+"""Bodies of requests: what is understood, and one line for what is not.
 
-A field that would change the answer and is not supported is an error, not silently dropped.
+A body is checked in the thread of all clients, so each check ends at the first fault, and no list
+is tried as several kinds of list.
 """
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+)
+from pydantic_core import from_json
 
-from kvpolicies.errors import UserError, nearest
 from kvpolicies.eval.serve.errors import ApiError
-from kvpolicies.sampling import Sampling
+from kvpolicies.eval.serve.fields import check_others
+from kvpolicies.sampling import COLDEST, Sampling
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
 STOPS, STOP_LENGTH = 4, 256
 
-# Change nothing in the answer.
-IGNORED = {
-    "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention",
-    "safety_identifier", "service_tier", "store", "user",
-}  # fmt: skip
-# Accepted where they ask for nothing special.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "logit_bias": ({},),
-    "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-}
+
+def _kind(expected: str, empty: str = "<texts>") -> Discriminator:
+    """Tells text, null and lists of this or that apart before any of them is checked."""
+
+    def kind(value: Any) -> str | None:
+        if not isinstance(value, list):
+            return {str: "<text>", type(None): "<null>"}.get(type(value))
+        return _LISTS.get(type(value[0])) if value else empty
+
+    return Discriminator(
+        kind, custom_error_type="kind", custom_error_message=f"expected {expected}"
+    )
+
+
+# No names of fields, so that messages leave them out.
+_LISTS = {str: "<texts>", int: "<ids>", list: "<id lists>", dict: "<parts>"}
 
 Stop = Annotated[str, Field(min_length=1, max_length=STOP_LENGTH)]
+Stops = Annotated[
+    Annotated[Stop, Tag("<text>")]
+    | Annotated[list[Stop], Field(max_length=STOPS, fail_fast=True), Tag("<texts>")],
+    _kind(f"a string, or a list of at most {STOPS} strings"),
+]
+Ids = Annotated[list[int], Field(fail_fast=True)]
+Prompt = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[str], Field(fail_fast=True), Tag("<texts>")]
+    | Annotated[Ids, Tag("<ids>")]
+    | Annotated[list[Ids], Field(fail_fast=True), Tag("<id lists>")],
+    _kind("a string, or a list of token ids"),
+]
 
 
 class Part(BaseModel):
@@ -50,23 +66,45 @@ class Part(BaseModel):
     text: str
 
 
+Content = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[Part], Field(fail_fast=True), Tag("<parts>")]
+    | Annotated[None, Tag("<null>")],
+    _kind('a string, or a list of {"type": "text", "text": ...}', empty="<parts>"),
+]
+
+
 class Message(BaseModel):
     """One message of a conversation."""
 
     model_config = STRICT
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: Content = None
+    name: str | None = None
+    """Of whoever speaks; chat templates do not show it."""
+    reasoning_content: str | None = None
+    """What an assistant thought before it answered; some chat templates show it."""
+    reasoning: str | None = None
+    """The same by its newer name."""
 
-    def plain(self) -> dict[str, str]:
+    def plain(self, where: str) -> dict[str, str]:
         """As a chat template takes it; the parts of a content are lines."""
         for key, value in (self.model_extra or {}).items():
-            if value not in (None, [], ""):  # what a client sends back of our own messages
-                raise ApiError(400, f"messages: {key!r} is not supported", "messages")
-        text = self.content
-        if not isinstance(text, str):
-            text = "\n".join(part.text for part in text)
+            if value not in (None, [], "", {}):  # what a client sends back of our own messages
+                raise ApiError(400, f"{where}.{key[:64]}: not supported", f"{where}.{key[:64]}")
+        answer = self.role == "assistant"
+        if self.content is None and not answer:
+            raise ApiError(400, f"{where}.content: a {self.role} message needs a content",
+                           f"{where}.content")  # fmt: skip
+        parts = self.content or []
+        text = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
         # `developer` is what newer clients call `system`; templates know the latter.
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        turn = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        thought = self.reasoning_content or self.reasoning
+        if thought and not answer:
+            raise ApiError(400, f"{where}.reasoning_content: only an assistant's message has one",
+                           f"{where}.reasoning_content")  # fmt: skip
+        return {**turn, "reasoning_content": thought} if thought else turn
 
 
 class StreamOptions(BaseModel):
@@ -77,24 +115,30 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
+def _not_too_cold(value: float) -> float:
+    if 0 < value < COLDEST:
+        raise ValueError(f"must be 0 (greedy) or at least {COLDEST}")
+    return value
+
+
 class Body(BaseModel):
     """What both endpoints share."""
 
     model_config = STRICT
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2), AfterValidator(_not_too_cold)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=STOPS)] | None = None
+    stop: Stops | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     @property
-    def limit(self) -> int | None:
-        """Most new tokens, where the body says so."""
-        return self.max_tokens
+    def limit(self) -> tuple[str, int | None]:
+        """Most new tokens, where the body says so, and the field's name."""
+        return "max_tokens", self.max_tokens
 
     @property
     def stops(self) -> list[str]:
@@ -110,33 +154,40 @@ class Body(BaseModel):
         """How tokens are chosen: what the body says, over `default`; `seed` where it gives none."""
         given = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "seed")}
         said = {name: value for name, value in given.items() if value is not None}
-        base = {"temperature": default.temperature, "top_p": default.top_p, "top_k": default.top_k}
-        try:
-            return Sampling(**{**base, "seed": seed, **said})
-        except UserError as error:
-            raise ApiError(400, str(error)) from None
+        if said.get("top_k") == -1:  # as vLLM's clients switch it off
+            said["top_k"] = 0
+        return replace(default, **{"seed": seed, **said})
 
 
 class ChatBody(Body):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 
     @property
-    def limit(self) -> int | None:
+    def limit(self) -> tuple[str, int | None]:
         """Most new tokens, by either name."""
-        given = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(given) > 1:
-            raise ApiError(400, "max_tokens and max_completion_tokens differ; give one of them",
-                           "max_completion_tokens")  # fmt: skip
-        return next(iter(given), None)
+        name = "max_completion_tokens"
+        if self.max_completion_tokens is None:
+            return super().limit
+        if self.max_tokens not in (None, self.max_completion_tokens):
+            raise ApiError(400, f"max_tokens and {name} differ; give one of them", name)
+        return name, self.max_completion_tokens
+
+    def turns(self) -> list[dict[str, str]]:
+        """The messages as a chat template takes them.
+
+        Raises:
+            ApiError: 400 for a field that asks for more than text.
+        """
+        return [message.plain(f"messages[{i}]") for i, message in enumerate(self.messages)]
 
 
 class TextBody(Body):
     """POST /v1/completions: text, or tokens."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Prompt
 
     def one_prompt(self) -> str | list[int]:
         """The prompt, where a list holds one; several are refused."""
@@ -158,30 +209,32 @@ def parse(kind: type[Known], body: bytes) -> Known:
         ApiError: 400, in one line that names the field.
     """
     try:
-        parsed = kind.model_validate_json(body)
+        content = from_json(body)
+    except ValueError as error:
+        raise ApiError(400, f"Invalid JSON in UTF-8: {error}") from None
+    if not isinstance(content, dict):
+        raise ApiError(400, f"the body should be an object, got {_short(content)}")
+    try:
+        parsed = kind.model_validate(content)
     except ValidationError as error:
         raise _refused(error) from None
-    _check_others(parsed.model_extra or {}, list(kind.model_fields))
+    check_others(parsed.model_extra or {}, kind.model_fields)
     if parsed.stream_options and not parsed.stream:
         raise ApiError(400, "stream_options: only with stream: true", "stream_options")
     return parsed
 
 
 def _refused(error: ValidationError) -> ApiError:
-    first = error.errors(include_url=False, include_input=False)[0]
-    places = [str(x) for x in first["loc"] if isinstance(x, int) or str(x).isidentifier()]
-    where = ".".join(places)
-    message = f"{where}: {first['msg']}" if where else first["msg"]
-    return ApiError(400, message, places[0] if places else None)
+    first = error.errors(include_url=False)[0]
+    places = [f"[{x}]" if isinstance(x, int) else f".{x}" for x in first["loc"]
+              if isinstance(x, int) or x.isidentifier()]  # fmt: skip
+    where = "".join(places).removeprefix(".")
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] != "missing":
+        message += f", got {_short(first['input'])}"
+    return ApiError(400, f"{where}: {message}" if where else message, where or None)
 
 
-def _check_others(others: Mapping[str, Any], known: list[str]) -> None:
-    for key, value in others.items():
-        if key in IGNORED or value is None:
-            continue
-        if key not in NEUTRAL:
-            names = [*known, *IGNORED, *NEUTRAL]
-            raise ApiError(400, f"unknown field {key[:64]!r}: {nearest(key[:64], names)}", key[:64])
-        if not any(type(value) is type(v) and value == v for v in NEUTRAL[key]):
-            only = " or ".join(repr(v) for v in NEUTRAL[key])
-            raise ApiError(400, f"{key}: not supported here but for {only}", key)
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]} ..."

@@ -2,17 +2,19 @@
 
 from dataclasses import dataclass, field
 
+from fastapi.responses import JSONResponse
+
 KINDS = {
-    400: "invalid_request_error",
-    404: "invalid_request_error",
-    405: "invalid_request_error",
-    408: "invalid_request_error",
-    413: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
     429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable_error",
 }
+"""Any other is an "invalid_request_error"."""
 
+LONGEST = 200
+"""Characters of a word in a message."""
 OUTCOMES = {413: "too_large", 429: "overloaded", 500: "failed", 503: "unavailable"}
 """How refusals are counted; any other is "invalid"."""
 
@@ -33,12 +35,21 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """The JSON object that is sent."""
-        message = " ".join(self.message.split())
+        message = " ".join(map(_cut, self.message.split()))
         kind = KINDS.get(self.status, "invalid_request_error")
         error = {"message": message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
 
+def _cut(word: str) -> str:
+    return word if len(word) <= LONGEST else f"{word[:LONGEST]}..."
+
+
 def retry_later(status: int, message: str, code: str) -> ApiError:
     """A refusal that another attempt may not meet."""
     return ApiError(status, message, code=code, headers={"Retry-After": "1"})
+
+
+def response(error: ApiError) -> JSONResponse:
+    """The error as it is sent."""
+    return JSONResponse(error.body(), error.status, headers=error.headers)

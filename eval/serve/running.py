@@ -1,6 +1,8 @@
 """Sockets, signals and the end: the process around the application."""
 
 import asyncio
+import gc
+import ipaddress
 import logging
 import signal
 import socket
@@ -8,11 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kvpolicies.errors import UserError
 from kvpolicies.eval.serve.app import Served, make_app
+from kvpolicies.eval.serve.errors import ApiError, response
 
 HEADER_SECONDS = 30
 """A request's headers must have arrived by then."""
@@ -39,6 +43,11 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
+def is_loopback(sock: socket.socket) -> bool:
+    """Whether only this machine can connect to a listening socket."""
+    return ipaddress.ip_address(sock.getsockname()[0]).is_loopback
+
+
 def address(sock: socket.socket) -> str:
     """The URL of a listening socket."""
     host, port = sock.getsockname()[:2]
@@ -46,7 +55,7 @@ def address(sock: socket.socket) -> str:
 
 
 class _Punctual(H11Protocol):
-    """Closes a connection on which a request's headers stay incomplete."""
+    """Closes a connection on which a request's headers stay incomplete, and refuses in JSON."""
 
     deadline: asyncio.TimerHandle | None = None
 
@@ -62,6 +71,16 @@ class _Punctual(H11Protocol):
         super().connection_lost(exc)
         if self.deadline:
             self.deadline.cancel()
+
+    def send_400_response(self, msg: str) -> None:
+        """For what is no HTTP: like every other refusal."""
+        body = bytes(response(ApiError(400, msg)).body)
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))),
+                   ("Connection", "close")]  # fmt: skip
+        events = (h11.Response(status_code=400, headers=headers), h11.Data(data=body))
+        for event in (*events, h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     @property
     def _between(self) -> bool:
@@ -97,6 +116,7 @@ def run(make: Callable[[], Served], sock: socket.socket, grace: float) -> int:
     """
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     _many_files()
+    gc.freeze()  # the model's objects stay; looking through them held every large body up
     return asyncio.run(_run(make, sock, grace))
 
 
@@ -118,6 +138,7 @@ async def _run(make: Callable[[], Served], sock: socket.socket, grace: float) ->
     waiting = asyncio.ensure_future(asked.wait())
     await asyncio.wait([serving, waiting], return_when=asyncio.FIRST_COMPLETED)
     await served.service.stop(grace, at_once)
+    served.encoder.close()
     server.should_exit = True
     await serving
     served.service.join(LAST_SECONDS)

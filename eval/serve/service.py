@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from queue import SimpleQueue
 
 import torch
@@ -60,23 +61,38 @@ class Service:
         self.idle.set()
         self._tasks_loop = asyncio.get_running_loop()
         self._inbox: SimpleQueue[Request | None] = SimpleQueue()
+        self._coming = 0
         self._closed = False
         self._numbers = itertools.count()
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._watched()
         self._thread.start()
 
-    def submit(self, prompt: Sequence[int], limit: int, sampling: Sampling) -> Ticket:
-        """Queues a request.
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place for one that will `submit`: it counts as waiting while its prompt is made.
 
         Raises:
-            ApiError: 400 for what the engine refuses, 429 when the queue is full, 503 when the
-                server stops, 500 when the model's thread has ended.
+            ApiError: 429 when the queue is full, 503 when the server stops, 500 when the model's
+                thread has ended.
         """
-        if self.state != "ok":
-            raise self._unavailable()
-        if len(self.open) >= self.engine.rows + self.waiting:
+        self._check()
+        if len(self.open) + self._coming >= self.engine.rows + self.waiting:
             raise retry_later(429, "the queue is full; try again later", "queue_full")
+        self._coming += 1
+        try:
+            yield
+        finally:
+            self._coming -= 1
+
+    def submit(self, prompt: Sequence[int], limit: int, sampling: Sampling) -> Ticket:
+        """Queues a request, inside its `place`.
+
+        Raises:
+            ApiError: 400 for what the engine refuses, 503 when the server stops, 500 when the
+                model's thread has ended.
+        """
+        self._check()
         try:
             request = self.engine.request(next(self._numbers), prompt, limit, sampling)
         except UserError as error:
@@ -118,6 +134,10 @@ class Service:
     def _end(self, ticket: Ticket, error: ApiError) -> None:
         ticket.events.put_nowait(error)
         self.cancel(ticket, "failed" if error.status == 500 else "unavailable")
+
+    def _check(self) -> None:
+        if self.state != "ok":
+            raise self._unavailable()
 
     def _unavailable(self) -> ApiError:
         if self.state == "failed":
@@ -184,7 +204,7 @@ class Service:
         watch("rows_in_use", "Rows with a request", lambda: len(loop.active))
         watch("rows_free", "Rows without a request", lambda: rows - len(loop.active))
         watch("queue_length", "Requests that wait for a row",
-              lambda: max(0, len(self.open) - len(loop.active)))  # fmt: skip
+              lambda: max(0, len(self.open) + self._coming - len(loop.active)))  # fmt: skip
         cache, state = self.engine.cache_bytes(), self.engine.state_bytes()
         watch("cache_bytes", "Keys, values and positions of all rows", lambda: cache)
         watch("state_bytes", "The policy's own tensors of all rows", lambda: state)

@@ -74,6 +74,9 @@ def test_it_says_what_it_serves(running: Server) -> None:
     for part in ("embedded", POLICY, "budget 48", "8 rows of up to 1000 tokens", "bytes", "http"):
         assert part in running.line
     assert [m.id for m in client(running).models.list()] == ["embedded"]
+    assert client(running).models.retrieve("embedded").id == "embedded"
+    with pytest.raises(openai.NotFoundError):
+        client(running).models.retrieve("Qwen/Qwen3-4B")
     status, _, text = running.ask("/health")
     assert (status, json.loads(text)["status"]) == (200, "ok")
 
@@ -196,7 +199,7 @@ BAD: list[tuple[Any, int, str]] = [
     ({"prompt": "ann", "max_tokens": True}, 400, "max_tokens"),
     ({"prompt": "ann", "max_tokens": 801}, 400, "at most 800"),
     ({"prompt": "ann", "temperature": -0.1}, 400, "temperature"),
-    ({"prompt": "ann", "temperature": 1e-300}, 400, "temperature must be 0"),
+    ({"prompt": "ann", "temperature": 1e-300}, 400, "temperature: must be 0"),
     ({"prompt": "ann", "temperature": "0"}, 400, "temperature"),
     ({"prompt": "ann", "top_p": 0}, 400, "top_p"),
     ({"prompt": "ann", "seed": -1}, 400, "seed"),
@@ -238,8 +241,17 @@ def test_harmless_oddities_are_served(idle: Server) -> None:
         assert status == 200 and json.loads(text)["usage"]["completion_tokens"] == 2
 
 
+def test_what_is_no_http_is_refused_as_all_else_is(running: Server) -> None:
+    for sent in (b"HELLO\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
+                 b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"):  # fmt: skip
+        with running.connect(sent) as sock:
+            head, _, body = b"".join(iter(lambda: sock.recv(1 << 16), b"")).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400") and b"application/json" in head
+        assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
 def test_half_open_connections_hold_nothing_up(idle: Server) -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{"
     open_ones = [idle.connect(sent) for sent in (b"", b"POST ", head) for _ in range(20)]
     assert client(idle).completions.create(model="embedded", prompt="ann", max_tokens=1)
     assert idle.metrics()["kvpolicies_rows_in_use"] == 0

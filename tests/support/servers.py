@@ -66,7 +66,7 @@ class Server:
     def post(self, path: str, body: Any) -> socket.socket:
         """A connection on which a request has been sent, and nothing read."""
         data = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
         return self.connect(head.encode() + data)
 
     def end(self, number: int = signal.SIGTERM) -> int:
