@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from typing import Any
 
@@ -31,19 +32,23 @@ ASKED = "What is 6 * 7?<|end|>"
 def test_studies_and_deployments_ask_the_same(template: str | None, form: dict[str, Any]) -> None:
     pytest.importorskip("fastapi")
     from kvpolicies.eval.serve.bodies import ChatBody, TextBody
-    from kvpolicies.eval.serve.prompts import Encoder
+    from kvpolicies.eval.serve.prompts import Encoder, Lengths
 
     tokenizer = of_bytes(template)
     study = Study(model="m", task="math500", data="-", **form)
     [request] = prompts.encode(study.resolved(), [Problem("p", ASKED, "42")], tokenizer)
     deployed = Deployment(**form)
     [ids] = generate._encoded(Prompts(tokenizer, deployed), [ASKED])
-    encoder = Encoder(tokenizer, len(tokenizer), deployed)
+    encoder = Encoder(tokenizer, len(tokenizer), Lengths(1000, 10), deployed)
     message: Any = {"role": "user", "content": ASKED}
-    assert request.prompt == ids == encoder.prompt(ChatBody(messages=[message]))
+    assert request.prompt == ids == asyncio.run(encoder.prompt(ChatBody(messages=[message])))
     rendered = Prompts(tokenizer, deployed).text([message])
     [raw] = generate._encoded(Prompts(tokenizer, RAW), [rendered])
-    assert raw == encoder.prompt(TextBody(prompt=rendered)) == tokenizer(rendered)["input_ids"]
+    sent = asyncio.run(encoder.prompt(TextBody(prompt=rendered)))
+    assert raw == tokenizer(rendered)["input_ids"]
+    # What clients send is no control token, unless the deployment says so.
+    assert (sent == raw) is deployed.special_tokens and tokenizer.decode(sent) == "<s>" + rendered
+    encoder.close()
 
 
 def test_a_form_goes_through_files_and_options(tmp_path: Any) -> None:
