@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from kvpolicies.budget import AnyBudget
 from kvpolicies.decoding import generate
 from kvpolicies.eval.clock import PARTS, split
 from kvpolicies.eval.laps import fastest, stopwatch, watched
@@ -76,7 +77,7 @@ class Row:
 def measure(
     model: Any,
     policy: str,
-    budget: str,
+    budget: AnyBudget,
     load: Load,
     *,
     repeats: int = 2,
@@ -110,7 +111,7 @@ def measure(
         parts = _split(model, policy, budget, prompts, load)
     return Row(
         policy=policy,
-        budget="" if policy in ("full", THEIRS) else budget,
+        budget="" if policy in ("full", THEIRS) else str(budget),
         batch=load.batch,
         prompt=load.prompt,
         new=load.new,
@@ -128,7 +129,9 @@ def measure(
     )
 
 
-def _tried(model: Any, policy: str, budget: str, load: Load, memory: int | None) -> int | None:
+def _tried(
+    model: Any, policy: str, budget: AnyBudget, load: Load, memory: int | None
+) -> int | None:
     if memory is None or next(model.parameters()).device.type != "cuda":
         return None
     name = "full" if policy == THEIRS else policy
@@ -141,7 +144,7 @@ def _prompts(model: Any, load: Load) -> list[list[int]]:
     return torch.randint(3, words, (load.batch, load.prompt), generator=g).tolist()
 
 
-def _ours(policy: str, budget: str, step: str) -> Callable[..., None]:
+def _ours(policy: str, budget: AnyBudget, step: str) -> Callable[..., None]:
     def run(model: Any, prompts: list[list[int]], new: int, mark: Callable[[int], None]) -> None:
         with watched(mark):
             generate(model, prompts, policy, budget, max_new_tokens=new, eos_token_id=-1, step=step)
@@ -169,7 +172,7 @@ def _theirs(model: Any, prompts: list[list[int]], new: int, mark: Callable[[int]
 
 
 def _split(
-    model: Any, policy: str, budget: str, prompts: list[list[int]], load: Load
+    model: Any, policy: str, budget: AnyBudget, prompts: list[list[int]], load: Load
 ) -> dict[str, float]:
     """Shares of the decode steps."""
     device = next(model.parameters()).device

@@ -1,9 +1,11 @@
 """Two pictures of a bench: tokens/s against the batch, and memory against the length."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kvpolicies.budget import BudgetSpec
 from kvpolicies.eval.bench import THEIRS, Row
 from kvpolicies.eval.memory import predict
 
@@ -18,14 +20,18 @@ def throughput_against_batch(path: Path, rows: Sequence[Row]) -> None:
     _draw(path, lines, "rows decoded together", "new tokens a second")
 
 
-def memory_against_length(path: Path, rows: Sequence[Row], model: Any) -> None:
-    """Predicted cache and state of one sequence, prompt included; writes a PNG."""
+def memory_against_length(path: Path, rows: Sequence[Row], model: Any, like: BudgetSpec) -> None:
+    """Predicted cache and state of one sequence, prompt included; writes a PNG.
+
+    Args:
+        like: any of the budgets: their sinks and window.
+    """
     cells = {_label(row): row for row in rows if row.policy != THEIRS}
     lines = {}
     for label, row in cells.items():
-        points = []
+        points, budget = [], replace(like, text=row.budget or "100%")
         for length in LENGTHS:
-            held = predict(model, row.policy, row.budget or "100%", 1, row.prompt, length)
+            held = predict(model, row.policy, budget, 1, row.prompt, length)
             points.append((length, (held.cache + held.state) / 1e6))
         lines[label] = points
     _draw(path, lines, "new tokens", "cache and policy state of one sequence (MB)", log=True)

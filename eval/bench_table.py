@@ -16,9 +16,9 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """Bytes in MB, shares in per cent."""
+    """Bytes in MB, shares in per cent; headings are the CSV's, in words."""
     lines = [[_shown(key, value) for key, value in row.items()] for row in rows]
-    terminal.print_table("", list(rows[0]), lines, least=200)
+    terminal.print_table("", [key.replace("_", " ") for key in rows[0]], lines)
 
 
 def _shown(key: str, value: Any) -> str:

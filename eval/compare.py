@@ -24,7 +24,7 @@ from kvpolicies.errors import UserError
 from kvpolicies.eval import claims, launch, lookahead, report, terminal
 from kvpolicies.eval.preparing import Kept, prepare
 from kvpolicies.eval.run import run_prepared
-from kvpolicies.eval.study import Study, load_study, shipped
+from kvpolicies.eval.study import Study, read_study, shipped
 from kvpolicies.eval.summary import Summary
 
 
@@ -82,15 +82,15 @@ def chosen(args: argparse.Namespace) -> list[tuple[str, Study]]:
     file's name, by which `--out` then holds a folder for each.
 
     Raises:
-        UserError: as `load_study`; two studies that would write to one folder.
+        UserError: as `read_study`, a bad value; two studies that would write to one folder.
     """
     if len(args.study) < 2:
-        base = load_study(args.study[0]) if args.study else None
-        return [("", config.from_args(Study, args, base=base))]
+        values, path = read_study(args.study[0]) if args.study else (None, "")
+        return [("", config.from_args(Study, args, values, path))]
     studies = []
     for name in args.study:
         with _named(name):
-            study = config.from_args(Study, args, base=load_study(name)).resolved()
+            study = config.from_args(Study, args, *read_study(name)).resolved()
         if args.out is not None:
             study = replace(study, out=str(Path(args.out) / Path(name).stem))
         studies.append((name, study))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kvpolicies.budget import Budget
+from kvpolicies.budget import BudgetSpec
 from kvpolicies.eval.measures import Measure, Row
 from kvpolicies.eval.prompts import Request
 from kvpolicies.eval.results import FULL, Key
@@ -52,9 +52,9 @@ class Cuts:
         self._seen = 0
         self._grades: dict[tuple[Key, int], Grades] = {}
 
-    def of(self, request: Request, made: Generation, budget: str) -> dict[str, Row]:
+    def of(self, request: Request, made: Generation, budget: BudgetSpec) -> dict[str, Row]:
         """The controls of one sample of a policy at `budget`: length and grades of each."""
-        asked = Budget.parse(budget, length=request.length).total
+        asked = budget.of(request.length).total
         # A paper's own rule holds more slots than were asked for, a charged state is worth some.
         slots = max(asked, made.budget_total)
         room = slots - made.prompt_tokens + 1  # the last token is chosen, and never stored

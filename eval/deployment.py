@@ -1,19 +1,10 @@
-"""What a deployment's file means to whatever runs it: its budget and kernels."""
+"""What a deployment's file means to whatever runs it: its kernels."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from kvpolicies.budget import Budget, is_ratio
-from kvpolicies.config import Deployment
 from kvpolicies.errors import UserError
-
-
-def budget_of(config: Deployment) -> Budget | str:
-    """The budget with its sinks and window; a ratio stays one, of each sequence."""
-    if is_ratio(config.budget):
-        return config.budget
-    return Budget.parse(config.budget, sinks=config.sinks, window=config.window)
 
 
 @contextmanager

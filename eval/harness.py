@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kvpolicies.budget import Budget, is_ratio
+from kvpolicies.budget import BudgetSpec
 from kvpolicies.decoding import generate
 from kvpolicies.errors import UserError
 from kvpolicies.eval import models
@@ -69,8 +69,7 @@ class PolicyLM(TemplateLM):
         super().__init__()
         if unknown := sorted(set(other) - {"max_batch_size"}):
             raise UserError(f"model kvpolicies: unknown argument {unknown[0]!r}")
-        self.policy, self.budget = resolve(policy), str(budget)
-        Budget.parse(self.budget, length=1 << 20 if is_ratio(self.budget) else None)
+        self.policy, self.budget = resolve(policy), BudgetSpec(str(budget)).text
         if self.policy.needs_future:
             raise UserError(f"policy {policy} looks ahead and cannot generate by itself")
         self.batch_size = _whole(batch_size, "batch_size")

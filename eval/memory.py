@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kvpolicies.admission import in_force
-from kvpolicies.budget import Budget
+from kvpolicies.budget import AnyBudget
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.errors import UserError
 from kvpolicies.policy import Policy
@@ -61,7 +61,7 @@ def meta_model(config: Any, dtype: torch.dtype) -> Any:
 
 
 def predict(
-    model: Any, policy: Policy | str, budget: Budget | str | int, batch: int, prompt: int, new: int
+    model: Any, policy: Policy | str, budget: AnyBudget, batch: int, prompt: int, new: int
 ) -> Memory:
     """Memory of `batch` sequences of `prompt` + `new` tokens.
 
@@ -84,7 +84,7 @@ def predict(
 
 
 def _cache(
-    model: Any, policy: Policy | str, budget: Budget | str | int, prompt: int, new: int
+    model: Any, policy: Policy | str, budget: AnyBudget, prompt: int, new: int
 ) -> FixedBudgetCache:
     from kvpolicies.registry import resolve
 
@@ -109,7 +109,7 @@ def largest_batch(one: Memory, memory: int) -> int:
 
 
 def largest_batch_by_allocation(
-    model: Any, policy: Policy | str, budget: Budget | str | int, prompt: int, new: int,
+    model: Any, policy: Policy | str, budget: AnyBudget, prompt: int, new: int,
     memory: int, most: int = 4096,
 ) -> int:  # fmt: skip
     """Rows that fit into `memory` bytes on the model's device, by allocating them, in a bisection.

@@ -6,7 +6,6 @@ from typing import Any
 
 from kvpolicies.adapter import inspect_model
 from kvpolicies.admission import in_force
-from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.eval import launch, models, prompts, provenance
 from kvpolicies.eval.launch import Group
@@ -89,11 +88,11 @@ def prepare(study: Study, kept: Kept) -> Prepared:
 def check_budgets(study: Study, requests: Sequence[Request]) -> None:
     """Raises UserError if a budget is impossible for a request, or for a policy with it."""
     policies = [resolve(name) for name in study.policies]
-    for budget in study.budgets:
+    for budget in map(study.budget_spec, study.budgets):
         for request in requests:
             prompt, limit = len(request.prompt), request.max_new_tokens
             try:
-                Budget.parse(budget, length=request.length)
+                budget.of(request.length)
                 for policy in policies:
                     in_force(policy, budget, prompt, limit, request.length)
             except UserError as error:

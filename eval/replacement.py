@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from kvpolicies.budget import AnyBudget
 from kvpolicies.decoding import generate
 from kvpolicies.errors import UserError
 
@@ -64,13 +65,18 @@ def parse_tail(text: str) -> tuple[int, int]:
         UserError: for anything else.
     """
     low, _, high = text.partition(":")
-    if low.isdigit() and high.isdigit() and 2 <= int(low) < int(high):
+    if text.isascii() and low.isdigit() and high.isdigit() and 2 <= int(low) < int(high):
         return int(low), int(high)
     raise UserError(f"--tail {text!r}: expected shortest:longest new tokens, such as 50:2000")
 
 
 def serve(
-    model: Any, policy: str, budget: str, queue: Queue, step: str, on_run: Callable[[str], None]
+    model: Any,
+    policy: str,
+    budget: AnyBudget,
+    queue: Queue,
+    step: str,
+    on_run: Callable[[str], None],
 ) -> Served:
     """Runs the requests both ways, once each."""
     lengths, g = queue.lengths(), torch.Generator().manual_seed(0)
@@ -94,6 +100,6 @@ def serve(
     stepping = seconds(static, to_the_end)
     total = sum(lengths)
     return Served(
-        policy, "" if policy == "full" else budget, queue.requests, queue.batch, total,
+        policy, "" if policy == "full" else str(budget), queue.requests, queue.batch, total,
         round(total / replaced, 2), round(total / stepping, 2),
     )  # fmt: skip

@@ -155,7 +155,9 @@ def _generate_cell(session: Session, cell: Cell, unit: list[Request]) -> None:
         grades = study.entry.grade(unit[index].problem, text)
         more = texts.field(study, unit[index], shown, session.tokenizer)
         if cell.policy != FULL and forced is None:
-            more["controls"] = session.cuts.of(unit[index], generation, cell.budget)
+            more["controls"] = session.cuts.of(
+                unit[index], generation, study.budget_spec(cell.budget)
+            )
         _add(session, cell, unit[index], generation, grades, generation.tokens, text, **more)
 
     _decode(
@@ -164,6 +166,7 @@ def _generate_cell(session: Session, cell: Cell, unit: list[Request]) -> None:
         unit,
         temperature=study.temperature,
         top_p=study.top_p,
+        top_k=study.top_k,
         eos_token_id=session.stops,
         forced=forced,
         on_finish=finished,
@@ -191,7 +194,7 @@ def _decode(session: Session, cell: Cell, unit: list[Request], **options: Any) -
         session.model,
         [request.prompt for request in unit],
         cell.policy,
-        "100%" if cell.policy == FULL else cell.budget,
+        "100%" if cell.policy == FULL else session.study.budget_spec(cell.budget),
         max_new_tokens=[request.max_new_tokens for request in unit],
         batch_size=session.study.batch_size,
         seed=session.study.seed,

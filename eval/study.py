@@ -5,17 +5,17 @@ What is left at its default is filled in by `resolved`: what the task offers, an
 is registered.
 """
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from kvpolicies import config
-from kvpolicies.budget import Budget, is_ratio
+from kvpolicies.budget import BudgetSpec
 from kvpolicies.config import Deployment, from_mapping, option, read_yaml
 from kvpolicies.errors import UserError, nearest
 from kvpolicies.eval.tasks import TASKS, Task, find_task
-from kvpolicies.models.form import KEYS as FORM
 from kvpolicies.models.form import Form
 
 STUDIES = Path(__file__).parent / "studies"
@@ -37,6 +37,10 @@ class Study(Form):
     budgets: tuple[str, ...] = option(
         (), "slots (133) or shares of prompt + new tokens (25%%); default: the task's own"
     )
+    sinks: int | None = option(None, "first tokens that are never evicted; default 4")
+    window: int | None = option(
+        None, "newest tokens that are never evicted; default 32, or budget/4"
+    )
     problems: int | None = option(None, "problems, the first of the data; default: the task's own")
     samples: int = option(1, "samples of each problem (more than one needs a temperature)")
     length: int = option(412, "ledger: tokens of prompt and trace, 50 to 900")
@@ -44,6 +48,7 @@ class Study(Form):
     batch_size: int | None = option(None, "rows decoded at once; default: the task's own")
     temperature: float = option(0.0, "0 decodes greedily")
     top_p: float = option(1.0, "nucleus of sampling")
+    top_k: int = option(0, "sampling among the k likeliest; 0 = off")
     seed: int = option(0, "of sampling, of the random policy and of the bootstrap")
     dtype: str = option("float32", f"of weights and cache: {', '.join(_DTYPES)}")
     device: str = option("auto", "auto, cpu, cuda")
@@ -69,15 +74,9 @@ class Study(Form):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"study: {name} must be at least 1, got {value}")
-        for name in ("seed", "texts"):
-            if getattr(self, name) < 0:
-                raise UserError(f"study: {name} must be >= 0, got {getattr(self, name)}")
-        if not 0 <= self.temperature < float("inf") or not 0 < self.top_p <= 1:
-            raise UserError(
-                "study: temperature must be >= 0 and top_p in (0, 1], got "
-                f"{self.temperature} and {self.top_p}"
-            )
-        Sampling(self.temperature, self.top_p, 0, self.seed)  # too cold is refused now
+        if self.texts < 0:
+            raise UserError(f"study: texts must be >= 0, got {self.texts}")
+        Sampling(self.temperature, self.top_p, self.top_k, self.seed)
         if self.samples > 1 and self.temperature == 0:
             raise UserError(
                 f"study: {self.samples} samples at temperature 0 would all be the same; "
@@ -113,9 +112,7 @@ class Study(Form):
         # Of those that need a scorer, the ones that have one for this model.
         every = [resolve(name) for name in policy_names()] if not chosen else []
         names = map(str, chosen or [p for p in every if p.made_for in (None, self.model)])
-        budgets = tuple(str(budget) for budget in self.budgets) or task.budgets
-        for budget in budgets:
-            Budget.parse(budget, length=1 << 20 if is_ratio(budget) else None)
+        budgets = [self.budget_spec(budget).text for budget in self.budgets or task.budgets]
         return replace(
             self,
             policies=tuple(name for name in dict.fromkeys(names) if name != "full"),
@@ -124,6 +121,10 @@ class Study(Form):
             max_new_tokens=self.max_new_tokens or task.max_new_tokens,
             batch_size=self.batch_size or task.batch_size,
         )
+
+    def budget_spec(self, budget: str) -> BudgetSpec:
+        """One of the budgets, with the study's sinks and window."""
+        return BudgetSpec(budget, self.sinks, self.window)
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for a run to continue another: all but how and where it runs."""
@@ -135,26 +136,40 @@ class Study(Form):
 def load_study(name: str) -> Study:
     """The study in a YAML file: a path, or the name of one that ships with the package.
 
+    Raises:
+        UserError: as `read_study`; an unknown key (naming the nearest), a bad value.
+    """
+    values, path = read_study(name)
+    return from_mapping(Study, values, path)
+
+
+def read_study(name: str) -> tuple[Any, str]:
+    """(keys and values, path) of a study's file, to be checked with the options that go with it.
+
     A deployment's file (one `policy` at one `budget`) is read too: that policy against full.
 
     Raises:
-        UserError: no such file, no valid YAML, an unknown key (naming the nearest), a bad value.
+        UserError: no such file, no valid YAML; of a deployment's file, an unknown key, or a bad
+            value of a key that no study has.
     """
     path = config.find_yaml(name, STUDIES, "study")
     values = read_yaml(path)
-    if not isinstance(values, dict) or not {"policy", "budget"} & set(values):
-        return from_mapping(Study, values, str(path))
-    deployment = from_mapping(Deployment, values, str(path))
-    for key in ("sinks", "window", "top_k"):  # and `step`, `kernels` change no result
-        if getattr(deployment, key):
-            raise UserError(f"{path}: compare treats all policies alike and takes no {key!r}")
-    shared = ("model", "max_new_tokens", "batch_size", "temperature", "top_p", "seed", "dtype",
-              "device")  # fmt: skip
-    return Study(
-        policies=(deployment.policy,),
-        budgets=(deployment.budget,),
-        **{key: getattr(deployment, key) for key in (*shared, *FORM)},
-    )
+    if isinstance(values, Mapping) and {"policy", "budget"} & set(values):
+        values = _of_deployment(values, str(path))
+    return values, str(path)
+
+
+def _of_deployment(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A deployment's keys and values, its defaults filled in, as those of a study."""
+    defaults = {f.name: f.default for f in fields(Deployment)}
+    shared = defaults.keys() & {f.name for f in fields(Study)}
+    lists = {"policy": "policies", "budget": "budgets"}
+    # Keys that change no result, such as `step`, are checked here; so are those of nobody.
+    rest = {key: value for key, value in values.items() if key not in {*shared, *lists}}
+    from_mapping(Deployment, rest, where)
+    given = {**defaults, **values}
+    listed = {name: [given[key]] for key, name in lists.items()}
+    return {key: given[key] for key in given if key in shared} | listed
 
 
 def shipped() -> list[str]:

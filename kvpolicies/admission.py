@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kvpolicies.budget import Budget
+from kvpolicies.budget import AnyBudget, Budget
 from kvpolicies.charging import charged
 from kvpolicies.errors import UserError
 from kvpolicies.policy import Geometry, Policy, whole
@@ -53,7 +53,7 @@ class Request:
 def admit(
     policy: Policy,
     prompts: Sequence[Sequence[int]],
-    budget: Budget | str | int,
+    budget: AnyBudget,
     max_new_tokens: int | Sequence[int],
     sampling: Sampling,
     identities: Sequence[int],
@@ -108,9 +108,7 @@ def _asked(max_new_tokens: int | Sequence[int], n: int) -> list[int]:
     return asked
 
 
-def in_force(
-    policy: Policy, budget: Budget | str | int, prompt: int, limit: int, length: int
-) -> Budget:
+def in_force(policy: Policy, budget: AnyBudget, prompt: int, limit: int, length: int) -> Budget:
     """The budget of one sequence: what the policy grants, or room for all if it never evicts.
 
     Args:

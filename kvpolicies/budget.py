@@ -5,12 +5,18 @@
 `topk`, goes to the highest scores.
 """
 
+import math
+import re
 from dataclasses import dataclass
+from fractions import Fraction
 
 from kvpolicies.errors import UserError
 
 SINKS = 4
 WINDOW = 32
+_LONG = 1 << 20  # tokens: of so many, a share is tried that no length is known for
+_SLOTS = re.compile(r"[0-9]+(_[0-9]+)*")
+_SHARE = re.compile(r"([0-9]*)(?:\.([0-9]*))? *%")
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Budget:
     @classmethod
     def parse(
         cls,
-        text: "str | int | Budget",
+        text: "AnyBudget",
         *,
         length: int | None = None,
         sinks: int | None = None,
@@ -67,10 +73,60 @@ class Budget:
         """
         if isinstance(text, Budget):
             return text
-        total = _slots(str(text).strip(), length)
-        sinks = SINKS if sinks is None else sinks
-        window = min(WINDOW, total // 4) if window is None else window
-        return cls(total, sinks, window)
+        spec = text if isinstance(text, BudgetSpec) else BudgetSpec(str(text), sinks, window)
+        return spec.of(length)
+
+
+@dataclass(frozen=True)
+class BudgetSpec:
+    """A budget as it is asked for, before the length of a sequence is known.
+
+    However it is written, one budget has one text: `040` and `4_0` are `40`, `25.0 %` is `25%`.
+
+    Raises:
+        ValueError: for text that is neither a number of slots nor a share, or an impossible budget.
+    """
+
+    text: str
+    """Slots of a KV head, or a share of prompt + max_new_tokens."""
+    sinks: int | None = None
+    """As of `Budget`; None is 4."""
+    window: int | None = None
+    """As of `Budget`; None is 32, or a quarter of a small `total`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", _normalised(self.text))
+        self.of(_LONG)
+
+    @property
+    def is_share(self) -> bool:
+        """Whether its slots depend on a sequence's length."""
+        return self.text.endswith("%")
+
+    def of(self, length: int | None) -> Budget:
+        """The budget of a sequence of `length` tokens (prompt + max_new_tokens), rounded up.
+
+        Raises:
+            ValueError: a share without a length, or one of which nothing is left to choose.
+        """
+        if not self.is_share:
+            total = int(self.text)
+        elif length is None:
+            raise UserError(
+                f"budget {self.text!r}: a ratio needs a length (prompt + max_new_tokens)"
+            )
+        else:
+            total = math.ceil(Fraction(self.text[:-1]) * length / 100)
+        sinks = SINKS if self.sinks is None else self.sinks
+        window = min(WINDOW, total // 4) if self.window is None else self.window
+        return Budget(total, sinks, window)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+AnyBudget = Budget | BudgetSpec | str | int
+"""A budget in any form that `Budget.parse` reads."""
 
 
 @dataclass(frozen=True)
@@ -96,22 +152,18 @@ class Grant(Budget):
         return super().chunk if self.in_chunks else 1
 
 
-def is_ratio(text: "str | int | Budget") -> bool:
-    """True for budgets such as `"25%"`, whose slots depend on a sequence's length."""
-    return isinstance(text, str) and text.strip().endswith("%")
-
-
-def _slots(text: str, length: int | None) -> int:
-    try:
-        if not text.endswith("%"):
-            return int(text)
-        ratio = float(text[:-1]) / 100
-    except ValueError:
+def _normalised(text: str) -> str:
+    text = text.strip()
+    share = _SHARE.fullmatch(text)
+    # No longer text: Python itself reads no such numbers.
+    if len(text) > 1000 or not (_SLOTS.fullmatch(text) or (share and any(share.groups()))):
         raise UserError(
-            f"budget {text!r}: expected a number of slots such as 1024, or a ratio such as 25%"
-        ) from None
-    if length is None:
-        raise UserError(f"budget {text!r}: a ratio needs a length (prompt + max_new_tokens)")
-    if not 0 < ratio <= 1:
+            f"budget {text[:80]!r}: expected a number of slots such as 1024, or a ratio such as 25%"
+        )
+    if not share:
+        return text.replace("_", "").lstrip("0") or "0"
+    whole, part = share[1].lstrip("0") or "0", (share[2] or "").rstrip("0")
+    number = f"{whole}.{part}" if part else whole
+    if not 0 < Fraction(number) <= 100:
         raise UserError(f"budget {text!r}: a ratio must be above 0 % and at most 100 %")
-    return -int(-ratio * length // 1)
+    return number + "%"

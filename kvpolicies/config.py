@@ -5,20 +5,22 @@ options, its YAML keys and its errors all follow from that.
 """
 
 import argparse
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
-from kvpolicies.budget import Budget, is_ratio
+from kvpolicies.budget import BudgetSpec
 from kvpolicies.errors import UserError, nearest
 from kvpolicies.models.form import Form
 
 Config = TypeVar("Config")
+_WHOLE = "tag:yaml.org,2002:int"
 
 
 def option(default: Any, text: str) -> Any:
@@ -63,14 +65,7 @@ class Deployment(Form):
         from kvpolicies.sampling import Sampling
 
         resolve(self.policy)
-        length = 1 << 20 if is_ratio(self.budget) else None
-        Budget.parse(self.budget, length=length, sinks=self.sinks, window=self.window)
-        for name in ("sinks", "window"):
-            if length and getattr(self, name) is not None:
-                raise UserError(
-                    f"{name} needs a budget in slots, got {self.budget!r}: a share's sinks and "
-                    "window are 4 and 32, or a quarter of a small one"
-                )
+        object.__setattr__(self, "budget", self.budget_spec.text)
         Sampling(self.temperature, self.top_p, self.top_k, self.seed)
         for name in ("max_new_tokens", "batch_size"):
             if getattr(self, name) < 1:
@@ -87,6 +82,11 @@ class Deployment(Form):
             if value not in known:
                 raise UserError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
+    @property
+    def budget_spec(self) -> BudgetSpec:
+        """The budget with its sinks and window."""
+        return BudgetSpec(self.budget, self.sinks, self.window)
+
 
 def from_mapping(cls: type[Config], mapping: Any, where: str) -> Config:
     """Builds a config from a mapping.
@@ -95,26 +95,14 @@ def from_mapping(cls: type[Config], mapping: Any, where: str) -> Config:
         ValueError: for an unknown key (naming the nearest), a value of the wrong kind, or what the
             class itself refuses; each names `where`.
     """
-    if not isinstance(mapping, Mapping):
-        raise UserError(f"{where}: expected keys and values, got {type(mapping).__name__}")
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(cls)
-    values = {}
-    for key, value in mapping.items():
-        if key not in known:
-            raise UserError(f"{where}: unknown key {key!r}: {nearest(str(key), list(known))}")
-        values[key] = _converted(value, hints[key], f"{where}: {key}")
-    try:
-        return cls(**values)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+    return _made(cls, mapping, where, {})
 
 
 def load_yaml(cls: type[Config], path: str | Path) -> Config:
     """Reads a config from a YAML file.
 
     Raises:
-        ValueError: for what `read_yaml` and `from_mapping` refuse; each names the file.
+        ValueError: as `read_yaml` and `from_mapping`, with the file's name.
     """
     return from_mapping(cls, read_yaml(path), str(path))
 
@@ -148,7 +136,7 @@ def read_yaml(path: str | Path) -> Any:
     """
     try:
         with open(path, encoding="utf-8") as file:
-            content = yaml.load(file, _UniqueKeys)
+            content = yaml.load(file, _Reader)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -159,8 +147,13 @@ def read_yaml(path: str | Path) -> Any:
     return {} if content is None else content
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """A key given twice is an error, not a silent choice of the last."""
+class _Reader(yaml.SafeLoader):
+    """A key given twice is an error; whole numbers are decimal, where YAML 1.1 reads 040 as 32."""
+
+    yaml_implicit_resolvers: typing.ClassVar = {
+        first: [(tag, form) for tag, form in forms if tag != _WHOLE]
+        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict:
         """As the base, after a look at the keys."""
@@ -172,6 +165,11 @@ class _UniqueKeys(yaml.SafeLoader):
                 )
             seen.add(key.value if isinstance(key.value, str) else id(key))
         return super().construct_mapping(node, deep)
+
+
+_Reader.add_implicit_resolver(
+    _WHOLE, re.compile(r"[-+]?(?:0|[1-9][0-9]*(?:_[0-9]+)*)$"), list("-+0123456789")
+)
 
 
 def dump_yaml(config: Any) -> str:
@@ -186,27 +184,57 @@ def add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
     for f in sorted(fields(cls), key=lambda f: f.name in inherited):
         default = f"(default: {_shown(f)})" if _shown(f) else ""
         parser.add_argument(
-            "--" + f.name.replace("_", "-"),
+            _flag(f.name),
             dest=f.name,
             metavar=f.name.upper(),
             help=f"{f.metadata.get('help', '')} {default}".strip(),
         )
 
 
-def from_args(cls: type[Config], args: argparse.Namespace, base: Config | None = None) -> Config:
-    """The config that the command line gives, over `base` where an option was not given."""
-    hints = typing.get_type_hints(cls)
-    for f in fields(cls):  # type: ignore[arg-type]
-        value = getattr(args, f.name, None)
-        if isinstance(value, str) and not value.strip():
-            flag = "--" + f.name.replace("_", "-")
-            raise UserError(f"{flag}: empty; leave the option out for its default")
+def from_args(
+    cls: type[Config], args: argparse.Namespace, values: Any = None, where: str = ""
+) -> Config:
+    """The config that the command line gives, over a file's `values` where no option was given.
+
+    Only what comes out of both is checked, so that an option can mend what a file alone would lack.
+
+    Raises:
+        ValueError: as `from_mapping`, whose `where` is the file; an option that is empty.
+    """
     given = {
-        f.name: _converted(value, hints[f.name], "--" + f.name.replace("_", "-"))
+        f.name: value
         for f in fields(cls)  # type: ignore[arg-type]
         if (value := getattr(args, f.name, None)) is not None
     }
-    return cls(**given) if base is None else replace(base, **given)  # type: ignore[type-var]
+    for name, value in given.items():
+        if isinstance(value, str) and not value.strip():
+            raise UserError(f"{_flag(name)}: empty; leave the option out for its default")
+    return _made(cls, {} if values is None else values, where, given)
+
+
+def _made(cls: type[Config], values: Any, where: str, given: Mapping[str, Any]) -> Config:
+    """A config of a file's `values` and of what is `given` as options, which win."""
+    if not isinstance(values, Mapping):
+        raise UserError(f"{where}: expected keys and values, got {type(values).__name__}")
+    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    hints = typing.get_type_hints(cls)
+    converted = {}
+    for key, value in {**values, **given}.items():
+        if key not in known:
+            raise UserError(f"{where}: unknown key {key!r}: {nearest(str(key), known)}")
+        named = _flag(key) if key in given else f"{where}: {key}"
+        converted[key] = _converted(value, hints[key], named)
+    try:
+        return cls(**converted)
+    except UserError as error:
+        if not where:
+            raise
+        beside = f" with {', '.join(map(_flag, given))}" if given else ""
+        raise UserError(f"{where}{beside}: {error}") from None
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def split_list(text: str) -> list[str]:
@@ -253,11 +281,14 @@ def _scalar(value: Any, kind: type, what: str) -> Any:
             return value if isinstance(value, bool) else value.lower() == "true"
         raise wrong
     if kind in (int, float) and not isinstance(value, bool):
+        # Python reads digits of any script; whoever checks a file by eye does not.
+        if isinstance(value, str) and not value.isascii():
+            raise wrong
         try:
             number = kind(value)
         except (TypeError, ValueError, OverflowError):
             raise wrong from None
-        if number == (float(value) if isinstance(value, str) else value):
+        if number == number and (isinstance(value, str) or number == value):
             return number
     raise wrong
 

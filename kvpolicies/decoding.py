@@ -10,7 +10,7 @@ from tqdm import tqdm
 from kvpolicies.adapter import attach
 from kvpolicies.admission import admit
 from kvpolicies.architecture import inspect_model
-from kvpolicies.budget import Budget
+from kvpolicies.budget import AnyBudget
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.fixed import check_mode
 from kvpolicies.generation import Generation
@@ -26,7 +26,7 @@ def generate(
     model: Any,
     prompts: Sequence[Sequence[int]],
     policy: Policy | str,
-    budget: Budget | str | int,
+    budget: AnyBudget,
     *,
     max_new_tokens: int | Sequence[int],
     batch_size: int | None = None,

@@ -18,7 +18,7 @@ import torch
 
 from kvpolicies.adapter import attach
 from kvpolicies.admission import Request, admit, in_force
-from kvpolicies.budget import Budget
+from kvpolicies.budget import AnyBudget
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.decoding import stop_set
 from kvpolicies.errors import UserError
@@ -46,7 +46,7 @@ class Engine:
     """The decode loop: `add` a request, then `advance` and read its events (loop.py)."""
     policy: Policy
     """The one policy of all requests."""
-    budget: Budget | str | int
+    budget: AnyBudget
     """As `generate` takes it."""
     rows: int
     """Sequences decoded at once."""
@@ -90,7 +90,7 @@ class Engine:
 def serving(
     model: Any,
     policy: Policy | str,
-    budget: Budget | str | int,
+    budget: AnyBudget,
     *,
     rows: int,
     max_length: int,

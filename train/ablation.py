@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpolicies import config
-from kvpolicies.budget import SINKS
+from kvpolicies.budget import BudgetSpec
 from kvpolicies.config import from_mapping, read_yaml
 from kvpolicies.errors import UserError, nearest
 from kvpolicies.eval.study import Study
@@ -118,17 +118,18 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
 
 
 def _study(values: Mapping[str, Any], variants: Mapping[str, Recipe], where: str) -> Study:
-    for key in ("model", "policies"):
+    for key in ("model", "policies", "sinks", "window"):
         if key in values:
             raise UserError(f"{where}: {key} follows from the variants; leave it out")
     if len(variants) < 2:
         raise UserError(f"{where}: give at least two variants to compare, got {len(variants)}")
     first = next(iter(variants.values()))
-    study = from_mapping(Study, {"device": first.device, **values, "model": first.model}, where)
-    budgets = study.budgets or tuple(str(total) for total in first.budget)
-    if not all(budget.isdigit() for budget in budgets):
-        raise UserError(f"{where}: budgets must be numbers of slots, got {list(budgets)}")
-    study = replace(study, budgets=budgets)
+    given = {"model": first.model, "sinks": first.sinks, "window": first.window}
+    study = from_mapping(Study, {"device": first.device, **values, **given}, where)
+    specs = [BudgetSpec(budget) for budget in study.budgets or map(str, first.budget)]
+    if any(spec.is_share for spec in specs):
+        raise UserError(f"{where}: budgets must be numbers of slots, got {list(study.budgets)}")
+    study = replace(study, budgets=tuple(spec.text for spec in specs))
     study.resolved()
     return study
 
@@ -140,8 +141,8 @@ def _check(ablation: Ablation, where: str) -> None:
         for key, wanted in (
             ("recipe", "frozen"),
             ("devices", 1),
-            ("sinks", SINKS),
-            ("window", None),
+            ("sinks", ablation.first.sinks),
+            ("window", ablation.first.window),
         ):
             if (value := getattr(recipe, key)) != wanted:
                 raise UserError(f"{where}: {label}: an ablation needs {key} {wanted}, got {value}")

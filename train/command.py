@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvpolicies import config
 from kvpolicies.errors import UserError
-from kvpolicies.train.recipe import Recipe, check_there, load_recipe, shipped
+from kvpolicies.train.recipe import Recipe, check_there, find, shipped
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains, and prints the held-out figures. Returns the exit status."""
-    recipe = config.from_args(Recipe, args, base=load_recipe(args.file))
+    path = find(args.file)
+    recipe = config.from_args(Recipe, args, config.read_yaml(path), str(path))
     check_there(recipe)  # which takes no seconds of imports
     try:
         import lightning  # noqa: F401

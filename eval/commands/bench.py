@@ -17,12 +17,15 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvpolicies.errors import UserError
 from kvpolicies.eval.bench_table import print_table, write_csv
-from kvpolicies.eval.commands.deployed import settled
+from kvpolicies.eval.commands.deployed import budgets_of, numbers, settled, whole_number
 from kvpolicies.eval.units import parse_bytes
+
+if TYPE_CHECKING:
+    from kvpolicies.budget import BudgetSpec
 
 _DTYPES = ("float32", "bfloat16", "float16")
 RESULTS, RUN, TABLE = "bench.jsonl", "run.json", "bench.csv"
@@ -38,17 +41,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--policies", help="policies with options (transformers,full,streaming,beacon); "
         "`transformers` is its own full-cache generation")  # fmt: skip
     add("--budgets", help="slots, or shares of prompt + new tokens (25%%); default: 512")
+    add("--sinks", type=whole_number, help="first tokens that are never evicted; default: 4")
+    add("--window", type=whole_number, help="newest tokens that are never evicted; default: 32, or "
+        "budget/4")  # fmt: skip
     add("--batch-sizes", help="rows decoded at once; default: 8")
-    add("--prompt", type=int, default=64, help="tokens of each prompt; default: 64")
-    add("--new", type=int, help="new tokens a row; default: 1024")
-    add("--repeats", type=int, default=2, help="runs a figure; the fastest windows count")
+    add("--prompt", type=whole_number, default=64, help="tokens of each prompt; default: 64")
+    add("--new", type=whole_number, help="new tokens a row; default: 1024")
+    add("--repeats", type=whole_number, default=2, help="runs a figure; the fastest windows count")
     add("--dtype", help="float32 (default), bfloat16, float16")
     add("--device", help="auto (default), cpu, cuda")
     add("--memory", default="80GB", help="memory to fill when asking for the largest batch; "
         "default: 80GB")  # fmt: skip
     add("--step", help="how decode steps run: auto (default), eager, fixed, graph, compiled")
-    add("--requests", type=int, metavar="N", help="instead: N requests in a queue, finished rows "
-        "replaced, against static batches")  # fmt: skip
+    add("--requests", type=whole_number, metavar="N", help="instead: N requests in a queue, "
+        "finished rows replaced, against static batches")  # fmt: skip
     add("--tail", help="their shortest and longest number of new tokens; default: 50:2000")
     add("--no-split", action="store_true", help="leave out where a step's time goes")
     add("--predict-only", action="store_true", help="memory by arithmetic; nothing is run")
@@ -64,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
     from kvpolicies.eval.provenance import make_folder
 
     args = settled(args)
-    policies, budgets = split_specs(args.policies), args.budgets.split(",")
-    loads = [Load(n, args.prompt, args.new) for n in _numbers(args.batch_sizes, "--batch-sizes")]
+    policies, budgets = split_specs(args.policies), budgets_of(args)
+    loads = [Load(n, args.prompt, args.new) for n in numbers(args.batch_sizes, "--batch-sizes")]
     for name in ("prompt", "new", "repeats"):
         if getattr(args, name) < (3 if name == "new" else 1):
             raise UserError(f"--{name} {getattr(args, name)}: too small")
@@ -87,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         flat = [row.flat() for row in rows]
         write_csv(out / TABLE, flat)
         if args.requests is None:
-            _plots(out, rows, model)
+            _plots(out, rows, model, budgets[0])
     print_table(flat)
     print(f"\n{len(flat)} rows. Table: {out / TABLE}")
     return 0
@@ -106,7 +112,7 @@ def _measured(
     done = {(row.policy, row.budget, row.batch) for row in rows}
     with (out / RESULTS).open("a") as file:
         for policy, budget, load in todo:
-            shown = "" if policy in ("full", "transformers") else budget
+            shown = "" if policy in ("full", "transformers") else budget.text
             if (policy, shown, load.batch) in done:
                 continue
             row = run_cell(policy, budget, load)
@@ -137,7 +143,7 @@ def _serving(args: argparse.Namespace, policies: list[str]) -> tuple[Any, Callab
     args.tail = args.tail or "50:2000"
     low, high = parse_tail(args.tail)
 
-    def run_cell(model: Any, policy: str, budget: str, load: Any) -> Any:
+    def run_cell(model: Any, policy: str, budget: "BudgetSpec", load: Any) -> Any:
         queue = Queue(args.requests, low, high, args.prompt, load.batch)
         return serve(model, policy, budget, queue, args.step, say)
 
@@ -149,16 +155,15 @@ def split_specs(text: str) -> list[str]:
     return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
 
 
-def _cells(policies: list[str], budgets: list[str], loads: list[Any]) -> Any:
+def _cells(policies: list[str], budgets: "list[BudgetSpec]", loads: list[Any]) -> Any:
     for load in loads:
         for policy in policies:
             for budget in budgets[:1] if policy in ("full", "transformers") else budgets:
                 yield policy, budget, load
 
 
-def _check(args: argparse.Namespace, policies: list[str], budgets: list[str]) -> None:
+def _check(args: argparse.Namespace, policies: list[str], budgets: "list[BudgetSpec]") -> None:
     """Refuses what cannot run, before anything is loaded or written."""
-    from kvpolicies.budget import Budget
     from kvpolicies.eval import models
     from kvpolicies.fixed import MODES
     from kvpolicies.registry import resolve
@@ -173,20 +178,10 @@ def _check(args: argparse.Namespace, policies: list[str], budgets: list[str]) ->
     if not policies:
         raise UserError("--policies: none given")
     for budget in budgets:
-        Budget.parse(budget, length=args.prompt + args.new)
+        budget.of(args.prompt + args.new)
     for policy in policies:
         if policy != "transformers" and resolve(policy).needs_future:
             raise UserError(f"policy {policy} cannot be deployed, so it has no speed to measure")
-
-
-def _numbers(text: str, option: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
-        raise UserError(f"{option} {text!r}: expected whole numbers >= 1, such as 1,8,32")
-    return numbers
 
 
 def _config(args: argparse.Namespace) -> Any:
@@ -233,7 +228,7 @@ def _model(args: argparse.Namespace) -> Any:
 def _predicted(
     args: argparse.Namespace,
     policies: list[str],
-    budgets: list[str],
+    budgets: "list[BudgetSpec]",
     loads: list[Any],
     memory: int,
 ) -> list[dict[str, Any]]:
@@ -247,15 +242,15 @@ def _predicted(
     for policy, budget, load in _cells(policies, budgets, loads):
         name = "full" if policy == "transformers" else policy
         held = predict(model, name, budget, load.batch, load.prompt, load.new)
-        values = {"policy": policy, "budget": budget, **asdict(held), "total": held.total}
+        values = {"policy": policy, "budget": budget.text, **asdict(held), "total": held.total}
         rows.append({**values, "fits": largest_batch(held, memory)})
     return rows
 
 
 def _asked(out: Path, args: argparse.Namespace) -> dict[str, Any]:
     """What all rows of a folder share; a folder that holds another bench is refused."""
-    keys = ("model", "random", "prompt", "new", "repeats", "step", "requests", "tail", "dtype",
-            "device", "memory", "no_split")  # fmt: skip
+    keys = ("model", "random", "sinks", "window", "prompt", "new", "repeats", "step", "requests",
+            "tail", "dtype", "device", "memory", "no_split")  # fmt: skip
     asked = {key: getattr(args, key) for key in keys}
     if (out / RUN).exists():
         try:
@@ -282,8 +277,8 @@ def _known(path: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path} cannot be read; choose another --out") from None
 
 
-def _plots(out: Path, rows: list[Any], model: Any) -> None:
+def _plots(out: Path, rows: list[Any], model: Any, like: "BudgetSpec") -> None:
     from kvpolicies.eval.bench_plots import memory_against_length, throughput_against_batch
 
     throughput_against_batch(out / "throughput.png", rows)
-    memory_against_length(out / "memory.png", rows, model)
+    memory_against_length(out / "memory.png", rows, model, like)

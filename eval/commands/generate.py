@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvpolicies.config import Deployment, from_args, load_yaml
+from kvpolicies.config import Deployment, from_args, read_yaml
 from kvpolicies.config import add_arguments as add_options
 from kvpolicies.errors import UserError
-from kvpolicies.eval.deployment import budget_of, kernels
+from kvpolicies.eval.deployment import kernels
 from kvpolicies.models.form import RAW
 from kvpolicies.models.prompts import Prompts, user
 from kvpolicies.models.tokens import some, unknown
@@ -36,9 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints one text a prompt."""
-    config = from_args(
-        Deployment, args, load_yaml(Deployment, args.config) if args.config else None
-    )
+    values = read_yaml(args.config) if args.config else None
+    config = from_args(Deployment, args, values, args.config or "")
     texts = _prompts(args)
     if args.trace and Path(args.trace).exists() and not Path(args.trace).is_dir():
         raise UserError(f"--trace {args.trace}: is a file, not a folder")
@@ -65,7 +64,7 @@ def _generations(config: Deployment, texts: list[str], args: argparse.Namespace)
             model,
             prompts,
             config.policy,
-            budget_of(config),
+            config.budget_spec,
             max_new_tokens=config.max_new_tokens,
             batch_size=config.batch_size,
             eos_token_id=stop_tokens(model, tokenizer),

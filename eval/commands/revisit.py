@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the analysis, writes its folder, prints what was used and what was lost."""
-    base = config.load_yaml(Revisit, args.config) if args.config else None
-    asked = config.from_args(Revisit, args, base=base)
+    values = config.read_yaml(args.config) if args.config else None
+    asked = config.from_args(Revisit, args, values, args.config or "")
     from kvpolicies.eval import claims
     from kvpolicies.eval.revisit import page
     from kvpolicies.eval.revisit.run import run as analyse

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from kvpolicies.config import Deployment, from_args, load_yaml, option
+from kvpolicies.config import Deployment, from_args, option, read_yaml
 from kvpolicies.config import add_arguments as add_options
 from kvpolicies.errors import UserError
-from kvpolicies.eval.deployment import budget_of, kernels
+from kvpolicies.eval.deployment import kernels
 from kvpolicies.positions import check_positions, reach
 
 KEY = "KVPOLICIES_API_KEY"
@@ -75,9 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until it is told to stop; what cannot work is refused before the model is loaded."""
-    config = from_args(
-        Deployment, args, load_yaml(Deployment, args.config) if args.config else None
-    )
+    values = read_yaml(args.config) if args.config else None
+    config = from_args(Deployment, args, values, args.config or "")
     serving = from_args(Serving, args)
     _check(config)
     from kvpolicies.eval.serve.running import address, is_loopback, listen
@@ -144,7 +143,7 @@ def _loaded(config: Deployment, own: Serving, stack: ExitStack) -> tuple[Any, An
     encoder = Encoder(tokenizer, words, lengths, config)
     stack.enter_context(kernels(config.kernels, model))
     engine = serving(
-        model, config.policy, budget_of(config), rows=config.batch_size,
+        model, config.policy, config.budget_spec, rows=config.batch_size,
         max_length=length, eos_token_id=stop_tokens(model, tokenizer),
         step=config.step, prefill_chunk=own.prefill_chunk or None,
     )  # fmt: skip

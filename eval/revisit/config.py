@@ -4,7 +4,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kvpolicies.budget import Budget, is_ratio
+from kvpolicies.budget import BudgetSpec
 from kvpolicies.config import option
 from kvpolicies.errors import UserError, nearest
 
@@ -90,9 +90,7 @@ class Revisit:
         from kvpolicies.registry import resolve
 
         names = dict.fromkeys(str(resolve(name)) for name in self.policies)
-        budgets = tuple(dict.fromkeys(str(budget) for budget in self.budgets))
-        for budget in budgets:
-            Budget.parse(budget, length=1 << 20 if is_ratio(budget) else None)
+        budgets = tuple(dict.fromkeys(BudgetSpec(budget).text for budget in self.budgets))
         policies = tuple(name for name in names if name != "full")
         if policies and not budgets:
             raise UserError("revisit: budgets is empty; give one, or --policies full")

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from kvpolicies.budget import Budget, is_ratio
 from kvpolicies.errors import UserError
 from kvpolicies.eval import memory, stats
 from kvpolicies.eval.bench import Load
@@ -21,6 +20,7 @@ from kvpolicies.eval.selection.benches import Bench, label
 from kvpolicies.eval.selection.bounds import mean_over_tasks
 from kvpolicies.eval.selection.evidence import Evidence
 from kvpolicies.eval.stats import Interval
+from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import FULL
 
 
@@ -75,8 +75,9 @@ def gather(evidence: Evidence, model: Any, load: Load) -> tuple[list[Candidate],
     found, impossible = [], dict(evidence.left_out)
     for cell in evidence.cells:
         try:
-            budget = deployed_budget(cell, load)
-            held = memory.predict(model, cell.policy, budget, load.batch, load.prompt, load.new)
+            budget = deployed_budget(evidence.study, cell, load)
+            spec = evidence.study.budget_spec(budget)
+            held = memory.predict(model, cell.policy, spec, load.batch, load.prompt, load.new)
         except UserError as error:
             if cell.policy == FULL:
                 raise
@@ -86,16 +87,14 @@ def gather(evidence: Evidence, model: Any, load: Load) -> tuple[list[Candidate],
     return found, impossible
 
 
-def deployed_budget(cell: Cell, load: Load) -> str:
+def deployed_budget(study: Study, cell: Cell, load: Load) -> str:
     """The cell's budget under the deployment's load: ratios become slots, once and for all.
 
     So a longer prompt takes no more memory than was counted on.
     """
     if cell.policy == FULL:
         return "100%"
-    if is_ratio(cell.budget):
-        return str(Budget.parse(cell.budget, length=load.prompt + load.new).total)
-    return cell.budget
+    return str(study.budget_spec(cell.budget).of(load.prompt + load.new).total)
 
 
 def gaps(bench: Bench, cell: Cell, other: Cell) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from kvpolicies.budget import is_ratio
 from kvpolicies.eval.selection.benches import Bench
 from kvpolicies.eval.selection.candidates import Candidate, Load
 from kvpolicies.eval.selection.evidence import Evidence
@@ -55,7 +54,7 @@ def _slots(bench: Bench, winner: Candidate) -> list[str]:
         return []
     said, mine = [], bench.cells[winner.cell]
     low, high = int(mine.slots.min()), int(mine.slots.max())
-    if is_ratio(winner.cell.budget) and not low <= int(winner.budget) <= high:
+    if winner.cell.budget.endswith("%") and not low <= int(winner.budget) <= high:
         said.append(
             f"{winner.cell.budget} was {low:,} to {high:,} slots on {bench.label} and is "
             f"{int(winner.budget):,} as deployed"

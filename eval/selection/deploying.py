@@ -27,10 +27,13 @@ KEYS = (
     "model",
     "policy",
     "budget",
+    "sinks",
+    "window",
     "max_new_tokens",
     "batch_size",
     "temperature",
     "top_p",
+    "top_k",
     "seed",
     "dtype",
     "device",
@@ -45,10 +48,13 @@ def deployment(evidence: Evidence, candidate: Candidate, load: Load) -> Deployme
         model=study.model,
         policy=candidate.cell.policy,
         budget=candidate.budget,
+        sinks=study.sinks,
+        window=study.window,
         max_new_tokens=load.new,
         batch_size=load.batch,
         temperature=study.temperature,
         top_p=study.top_p,
+        top_k=study.top_k,
         seed=study.seed,
         dtype=study.dtype,
         device=study.device,
@@ -62,7 +68,7 @@ def deploy_yaml(
     winner = choice.winner
     assert winner is not None
     config = deployment(evidence, winner, load)
-    values = {key: getattr(config, key) for key in KEYS}
+    values = {key: value for key in KEYS if (value := getattr(config, key)) is not None}
     if values["budget"].isdigit():
         values["budget"] = int(values["budget"])
     lines = ["Written by kvpolicies select.", f"command: {command}"]

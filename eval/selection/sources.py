@@ -10,7 +10,7 @@ from kvpolicies.errors import UserError
 from kvpolicies.eval import provenance
 from kvpolicies.eval.study import Study
 
-_SHARED = ("model", "dtype", "temperature", "top_p")
+_SHARED = ("model", "dtype", "temperature", "top_p", "top_k", "sinks", "window")
 """What a deployment has one of, so that all folders must agree."""
 _OWN = ("out", "policies", "budgets", "batch_size", "device", "data")
 """What studies of one bench may differ in."""

@@ -33,7 +33,7 @@ class Random(Policy):
         A hash, not a generator: the number belongs to the token, in any batch and order.
         """
         rows, heads = on_device(view.seeds, view.keys.device), view.positions.shape[1]
-        x = _mix(rows + 1_000_003 * self.seed)[:, None]
+        x = _mix(rows + 1_000_003 * self.seed % (1 << 63))[:, None]
         head = view.geometry.first_head + torch.arange(heads, device=x.device)
         x = _mix(x + 65_537 * view.layer + head)
         x = _mix(x[:, :, None] + step.positions[:, None])  # [B, H, n]

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import kvpolicies
 from kvpolicies import steps, store
 from kvpolicies.cli import main
 from kvpolicies.errors import UserError
-from kvpolicies.eval import memory
+from kvpolicies.eval import bench_table, memory
 from kvpolicies.eval.clock import PARTS, split
 from kvpolicies.eval.commands.bench import split_specs
 from kvpolicies.eval.replacement import Queue
@@ -101,6 +102,45 @@ def test_a_hybrid_models_sliding_layers_do_not_grow() -> None:
     short, long = (memory.predict(model, "full", "1", 1, 64, n).cache for n in (1984, 4032))
     full_layers = 2 * 2048 * 2 * (2 * 16 * 4 + 4)
     assert long - short == full_layers
+
+
+@pytest.mark.parametrize("width", [40, 90, 160, 300])
+def test_no_heading_and_no_number_breaks(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    row = {"policy": "beacon(n_beacon=8, n_recent=8)", "first_token_s": 0.25, "fits_tried": None}
+    row |= {f"share_{part}": 0.125 for part in PARTS} | {"predicted_bytes": 30_843_136}
+    bench_table.print_table([row])
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    words = " ".join(lines).split()
+    for key in row:
+        assert set(key.split("_")) <= set(words)
+    assert "30.8 MB" in lines[-1] + lines[-2] and words.count("12.5") == len(PARTS)
+    assert {"beacon(n_beacon=8,", "n_recent=8)"} <= set(words)
+
+
+def test_sinks_and_window_of_a_deployment_are_benched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A budget of 4 slots cannot have the usual 4 sinks; one budget is one row."""
+    file = tmp_path / "deploy.yaml"
+    file.write_text("policy: streaming\nbudget: 3\nsinks: 0\nwindow: 2\nmax_new_tokens: 8\n")
+    argv = ["bench", str(file), "--predict-only", "--budgets", "4,04,0_5"]
+    assert main(argv) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [["streaming", "4"], ["streaming", "5"]]
+    assert main([*argv, "--window", "3"]) == 0
+    assert main([*argv, "--window", "4"]) == 2
+
+
+@pytest.mark.parametrize("option", ["--batch-sizes", "--prompt", "--budgets"])
+def test_digits_of_other_scripts_are_no_numbers(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", option, "٤٠"]) == 2
+    assert "expected" in capsys.readouterr().err
 
 
 def test_sizes_and_lists() -> None:

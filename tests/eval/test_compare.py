@@ -87,6 +87,16 @@ def test_the_command_prints_the_table_and_says_where_the_report_is(tmp_path, cap
     assert json.loads((out / "run.json").read_text())["study"]["policies"] == ["streaming"]
 
 
+def test_options_win_over_a_file_that_is_only_valid_with_them(tmp_path, capsys):
+    study, out = tmp_path / "study.yaml", tmp_path / "out"
+    study.write_text("policies: [random]\nbudgets: [30]\nproblems: 1\nlength: 60\nsamples: 2\n")
+    command = ["compare", str(study), "--out", str(out)]
+    assert main(command) == 2 and "set a temperature" in capsys.readouterr().err
+    assert main([*command, "--temperature", "0.6", "--seed", str(2**53 + 1)]) == 0
+    asked = json.loads((out / "run.json").read_text())["study"]
+    assert (asked["samples"], asked["temperature"], asked["seed"]) == (2, 0.6, 2**53 + 1)
+
+
 def test_help_has_an_example(capsys):
     with pytest.raises(SystemExit):
         main(["compare", "--help"])

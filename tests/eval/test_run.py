@@ -187,6 +187,19 @@ def test_samples_differ_and_do_not_depend_on_the_batch(tmp_path):
     assert len(set(texts(together).values())) > 1
 
 
+def test_a_study_has_sinks_and_a_window_of_its_own(tmp_path):
+    """A budget of 4 slots cannot have the usual 4 sinks; a window of 3 leaves one to choose."""
+    study = Study(
+        policies=("streaming", "random"), budgets=("4", "10%"), sinks=0, window=3,
+        problems=1, length=60, out=str(tmp_path),
+    )  # fmt: skip
+    rows = read_rows(run.run_study(study) / NAME)
+    kept = {r["policy"]: r["held"]["levels"][-1] for r in rows if r["budget"] == "4"}
+    assert kept["streaming"].strip("0") == "9999"  # the newest, one after another
+    assert all(levels.endswith("999") for levels in kept.values())
+    assert {r["slots"] for r in rows if r["budget"] == "4"} == {4}
+
+
 def test_run_json_says_what_ran(small_study):
     study, folder = small_study
     record = json.loads((folder / "run.json").read_text())

@@ -13,35 +13,16 @@ from kvpolicies.cli import main
 from kvpolicies.config import Deployment, load_yaml
 from kvpolicies.eval import models
 from kvpolicies.eval.memory import meta_model, weight_bytes
-from kvpolicies.eval.selection import deploying, evidence
+from kvpolicies.eval.selection import evidence
 from kvpolicies.eval.study import load_study
+from tests.support.selecting import GOOD, ones, select
 from tests.support.studies import make_study
-
-LOAD = ["--batch", "4", "--max-tokens", "300"]
-
-
-def ones(problems: int, wrong: int = 0, samples: int = 1) -> np.ndarray:
-    grades = np.ones((problems, samples))
-    grades[:wrong] = 0
-    return grades
-
-
-GOOD = {"full": ones(300), "rkv @ 101": ones(300, 2), "random @ 101": ones(300, 280)}
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Finished: rkv loses 2 of 300 problems, random nearly all. Read it, do not write."""
     return make_study(tmp_path_factory.mktemp("made") / "study", GOOD)
-
-
-def select(capsys, *argv: object, load: list[str] = LOAD) -> tuple[int, str]:
-    """(status, what was printed); errors are one line."""
-    capsys.readouterr()
-    status = main(["select", *map(str, argv), *load])
-    shown = capsys.readouterr()
-    assert "Traceback" not in shown.err and len(shown.err.splitlines()) == (status == 2)
-    return status, " ".join((shown.out + shown.err).split())
 
 
 def test_what_is_written_runs_under_the_other_commands(study, tmp_path, capsys):
@@ -76,31 +57,6 @@ def test_a_real_study_of_the_embedded_model_is_deployed(small_study, tmp_path, c
     assert main(["generate", str(out), "--raw", "--json", "--prompt", prompt]) == 0
     made = json.loads(capsys.readouterr().out)
     assert made["tokens"] <= 12 and made["max_slots"] <= 40
-
-
-def test_nothing_there_is_overwritten(study, tmp_path, capsys):
-    out = tmp_path / "deploy.yaml"
-    argv = [study, "--largest-loss", "0.05", "--out", out]
-    out.write_text("mine")
-    status, text = select(capsys, *argv)
-    assert status == 2 and "--force" in text and out.read_text() == "mine"
-    out.unlink()
-    (tmp_path / "selection.json").write_text("mine")
-    assert select(capsys, *argv)[0] == 2 and not out.exists()
-    assert select(capsys, *argv, "--force")[0] == 0
-    assert load_yaml(Deployment, out).policy == "rkv"
-
-
-def test_a_file_that_cannot_be_moved_into_place_leaves_what_was_there(tmp_path, monkeypatch):
-    (tmp_path / "a").write_text("before")
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(deploying.os, "replace", full)
-    with pytest.raises(ValueError, match="No space left"):
-        deploying.write_files({tmp_path / "a": "after"})
-    assert [p.read_text() for p in tmp_path.iterdir()] == ["before"]
 
 
 def test_the_data_cannot_tell(tmp_path, capsys):
@@ -278,9 +234,9 @@ def test_bench_takes_a_deployment_file_and_refuses_what_it_cannot_run(tmp_path, 
     assert main(["bench", str(file), "--predict-only", "--policies", "full,streaming"]) == 0
     shown = capsys.readouterr().out
     assert "streaming" in shown and "64" in shown and "rkv" not in shown
-    file.write_text("policy: rkv\nbudget: 64\nsinks: 2\n")
+    file.write_text("policy: rkv\nbudget: 64\nkernels: torch\n")
     assert main(["bench", str(file), "--predict-only"]) == 2
-    assert "takes no 'sinks'" in capsys.readouterr().err
+    assert "takes no 'kernels'" in capsys.readouterr().err
 
 
 def test_a_config_without_weights_has_the_models_size():

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvpolicies.config import dump_yaml
+from kvpolicies.budget import Budget
+from kvpolicies.config import Deployment, dump_yaml
 from kvpolicies.errors import UserError
 from kvpolicies.eval.study import STUDIES, Study, load_study
 from kvpolicies.registry import POLICIES, policy_names, resolve
@@ -47,9 +48,28 @@ def test_a_deployment_file_is_a_study_of_one_policy(tmp_path):
     path.write_text("model: embedded\npolicy: beacon\nbudget: 181\nbatch_size: 4\n")
     study = load_study(str(path))
     assert (study.policies, study.budgets, study.batch_size) == (("beacon",), ("181",), 4)
-    path.write_text("policy: beacon\nwindow: 8\n")
-    with pytest.raises(UserError, match="takes no 'window'"):
-        load_study(str(path))
+    path.write_text(
+        "policy: rkv(mix=0.2)\nbudget: 25%\nwindow: 8\nsinks: 0\ntop_k: 5\nstep: eager\n"
+    )
+    study = load_study(str(path))
+    assert (study.policies, study.budgets, study.top_k) == (("rkv(mix=0.2)",), ("25%",), 5)
+    assert study.max_new_tokens == Deployment.max_new_tokens and study.batch_size == 8
+    assert study.budget_spec("25%").of(400) == Budget(100, 0, 8)
+    for text, says in (
+        ("stepp: eager", "unknown key 'stepp': did you mean 'step'"),
+        ("problems: 4", "unknown key 'problems'"),
+        ("step: fast", "step must be one of"),
+    ):
+        path.write_text(f"policy: beacon\n{text}\n")
+        with pytest.raises(UserError, match=says):
+            load_study(str(path))
+
+
+def test_one_budget_is_one_cell_however_it_is_written(tmp_path):
+    (tmp_path / "s.yaml").write_text("budgets: [40, 040, 4_0, '040', 25%, 25.0 %]\n")
+    assert load_study(str(tmp_path / "s.yaml")).resolved().budgets == ("40", "25%")
+    with pytest.raises(UserError, match="expected a number of slots"):
+        Study(budgets=("٤٠",)).resolved()
 
 
 def test_policies_get_their_canonical_spelling():
@@ -83,6 +103,8 @@ def test_bad_yaml_is_one_line(tmp_path, text, says):
     [
         ({"policies": ("beacn",)}, "did you mean 'beacon'"),
         ({"budgets": ("3",)}, "leaves no slot"),
+        ({"budgets": ("40",), "window": 36}, "leaves no slot"),
+        ({"sinks": -1}, "sinks must be a whole number >= 0"),
         ({"budgets": ("many",)}, "expected a number of slots"),
         ({"task": "gsm8k", "data": "file.jsonl"}, "knows the ledger's words only"),
         ({"data": "file.jsonl"}, "makes its own problems"),

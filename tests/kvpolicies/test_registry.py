@@ -1,5 +1,6 @@
 """Names, specs, other people's policies, config files, and the command line's errors."""
 
+from argparse import Namespace
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -7,8 +8,16 @@ from pathlib import Path
 import pytest
 
 from kvpolicies import registry
+from kvpolicies.budget import Budget
 from kvpolicies.cli import main
-from kvpolicies.config import Deployment, dump_yaml, from_mapping, load_yaml, split_list
+from kvpolicies.config import (
+    Deployment,
+    dump_yaml,
+    from_args,
+    from_mapping,
+    load_yaml,
+    split_list,
+)
 from kvpolicies.errors import UserError, nearest
 from kvpolicies.policy import Policy
 from tests.support.specs import SPECS
@@ -188,7 +197,43 @@ def test_no_word_is_suggested_that_is_like_none() -> None:
     assert nearest("lerning_rate", ["learning_rate"]).startswith("did you mean 'learning_rate'?")
 
 
-@pytest.mark.parametrize("key", ["sinks", "window"])
-def test_a_share_takes_no_sinks_or_window(key: str) -> None:
-    with pytest.raises(UserError, match=f"{key} needs a budget in slots"):
-        Deployment(budget="25%", **{key: 0})  # type: ignore[arg-type]
+def test_a_share_keeps_its_sinks_and_window() -> None:
+    spec = Deployment(budget="25%", sinks=0, window=3).budget_spec
+    assert spec.of(400) == Budget(100, 0, 3)
+
+
+def test_options_win_before_a_file_is_checked() -> None:
+    file = {"budget": 32, "window": 30, "policy": "rkv"}
+    with pytest.raises(UserError, match=r"^d\.yaml: budget: total 32 leaves no slot"):
+        from_args(Deployment, Namespace(), file, "d.yaml")
+    config = from_args(Deployment, Namespace(budget="64"), file, "d.yaml")
+    assert (config.budget, config.window, config.policy) == ("64", 30, "rkv")
+    with pytest.raises(UserError, match=r"^d\.yaml with --budget: budget: total 33 leaves no"):
+        from_args(Deployment, Namespace(budget="33"), file, "d.yaml")
+    with pytest.raises(UserError, match="unknown key 'budgt': did you mean 'budget'"):
+        from_args(Deployment, Namespace(budget="64"), {"budgt": 32}, "d.yaml")
+
+
+@pytest.mark.parametrize("seed", [2**53 + 1, 2**63, 10**30])
+def test_a_whole_number_is_one_however_large(seed: int, tmp_path: Path) -> None:
+    assert from_args(Deployment, Namespace(seed=str(seed))).seed == seed
+    (tmp_path / "seed.yaml").write_text(f"seed: {seed}\n")
+    assert load_yaml(Deployment, tmp_path / "seed.yaml").seed == seed
+
+
+@pytest.mark.parametrize(("text", "seed"), [("007", 7), ("1_000", 1000), ("-0", 0), ("+4", 4)])
+def test_yaml_reads_numbers_as_the_command_line_does(text: str, seed: int, tmp_path: Path) -> None:
+    (tmp_path / "seed.yaml").write_text(f"seed: {text}\n")
+    assert load_yaml(Deployment, tmp_path / "seed.yaml").seed == seed
+    assert from_args(Deployment, Namespace(seed=text)).seed == seed
+
+
+@pytest.mark.parametrize("text", ["٤", "４0", "1:30", "0x10", "1e1", "4__0", "nan", "²"])
+def test_what_is_no_decimal_whole_number_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "seed.yaml").write_text(f"seed: {text}\n", encoding="utf-8")
+    for read in (
+        lambda: load_yaml(Deployment, tmp_path / "seed.yaml"),
+        lambda: from_args(Deployment, Namespace(seed=text)),
+    ):
+        with pytest.raises(UserError, match="expected a whole number, got"):
+            read()
