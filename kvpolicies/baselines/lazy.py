@@ -4,20 +4,27 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
+from torch import Tensor
 
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.policy import Policy, Scores, Step, View, batched_drop, whole
+from kvpolicies.transfer import on_device
+
+EPS = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lazy(Policy):
     """Recurrence: how long since a token was last attended, against its longest gap so far.
 
-    A token is attended when its weight, maximum over the group, exceeds `alpha`; TS is the last
-    such step, MRI the longest gap between two. Score = H1 + H2, H1 = 2 sigmoid(-(t - TS) / MRI) and
-    H2 = 2 sigmoid(-1 / MRI), both 0 for a token that never recurred. How the paper combines H1 and
-    H2, and its alpha, are not confirmed: the sum, and 1e-4, are readings.
+    A token is attended when its weight, maximum over the group, reaches `alpha` (the authors' code
+    keeps a set for each query head). TS is the last such step, at first the step before the token's
+    own; MRI is the longest gap between two, at first 0. At step t, score = H1 + H2:
+    H1 = 2 sigmoid(-1 - (t - TS) / MRI), and H2 = 2 sigmoid(1 - MRI), 0 where MRI is. The prompt's
+    queries are not looked at: while a prompt longer than the budget comes in, the newest stay.
+
+    What one eviction frees is also the least that is protected of the newest tokens: the paper's W.
 
     Raises:
         UserError: for a value that an option cannot have.
@@ -26,12 +33,13 @@ class Lazy(Policy):
     name = "lazy"
     source = "LazyEviction, arXiv 2506.15969"
     needs_attention = True
-    # TS - own position, so that a new token's zero says "at its own step".
+    # TS - its first value, so that a new token's zero says "not attended yet".
     slot_tensors = MappingProxyType({"since": torch.int32, "gap": torch.int32})
     alpha: float = 1e-4
-    """Attention above which a token counts as attended; from 0, below 1."""
-    every: int = 32
-    """Tokens between two evictions; at most an eighth of the budget goes at once."""
+    """Attention from which a token counts as attended; from 0, below 1."""
+    every: int = 101
+    """Tokens between two evictions: the paper's W, 101 (GSM8K), 175 (MATH) or 363 (AIME) in its
+    code; at most an eighth of the budget goes at once."""
 
     def __post_init__(self) -> None:
         whole(self.every, 1, "lazy: every")
@@ -42,28 +50,40 @@ class Lazy(Policy):
         """See `batched_drop`."""
         return batched_drop(self.every, budget)
 
+    def protects(self, budget: Budget) -> int:
+        """W: as many as go at once."""
+        return self.drop(budget)
+
     def observe(self, view: View, step: Step) -> None:
-        """Updates TS and MRI by each query in turn."""
+        """Updates TS and MRI by each query in turn, but for the prompt's."""
         assert step.weights is not None
-        own, since, gap = view.positions, view.slot_state["since"], view.slot_state["gap"]
+        prompts = on_device(view.prompts, view.keys.device)
+        looking = step.positions >= prompts[:, None]  # [B, n]
+        first, since, gap = _first(view), view.slot_state["since"], view.slot_state["gap"]
+        now = (step.positions[:, None, :, None] - first[:, :, None]).to(torch.int32)
+        hit = step.weights.amax(dim=2) >= self.alpha  # [B, H, n, L]
+        # A query does not look at later tokens; `now` of its own is 1, or more in the prompt.
+        hit &= looking[:, None, :, None] & (now > 0)
         if step.positions.shape[1] == 1:  # the same, without a scan
-            away = step.positions[:, :, None].to(torch.int32) - own
-            hit = step.weights[:, :, :, 0].amax(dim=2) > self.alpha
-            gap.copy_(torch.where(hit, torch.maximum(gap, away - since), gap))
-            since.copy_(torch.where(hit, away, since))
+            now, hit = now[:, :, 0], hit[:, :, 0]
+            gap.copy_(torch.where(hit, torch.maximum(gap, now - since), gap))
+            since.copy_(torch.where(hit, now, since))
             return
-        last = (own + since)[:, :, None]
-        now = step.positions[:, None, :, None].to(torch.int32)
-        hit = step.weights.amax(dim=2) > self.alpha  # [B, H, n, L]
-        times = torch.cat([last, torch.where(hit, now, -1)], dim=2).cummax(dim=2).values
+        times = torch.where(hit, now, -1)
+        times = torch.cat([since[:, :, None], times], dim=2).cummax(dim=2).values
         gaps = torch.where(hit, now - times[:, :, :-1], 0)
         gap.copy_(torch.maximum(gap, gaps.amax(dim=2)))
-        since.copy_(times[:, :, -1] - own)
+        since.copy_(times[:, :, -1])
 
     def scores(self, view: View) -> Scores:
         """H1 + H2."""
-        last, gap = view.positions + view.slot_state["since"], view.slot_state["gap"].float()
+        last, gap = _first(view) + view.slot_state["since"], view.slot_state["gap"].float()
         away = (view.newest[:, None, None] - last).float()
-        safe = gap.clamp_min(1)
-        score = 2 * torch.sigmoid(-away / safe) + 2 * torch.sigmoid(-1 / safe)
-        return torch.where(gap > 0, score, 0.0)
+        stale = torch.sigmoid(-1 - away / (gap + EPS))
+        return 2 * stale + 2 * torch.sigmoid(1 - gap) * (gap > 0)
+
+
+def _first(view: View) -> Tensor:
+    """TS [B, H, L] of tokens that were not attended yet: the step before the first they see."""
+    prompts = on_device(view.prompts, view.keys.device)[:, None, None]
+    return torch.maximum(view.positions.long(), prompts) - 1

@@ -66,7 +66,7 @@ class Beacon(Policy):
         """Down to seven eighths of the budget."""
         return total - 7 * total // 8
 
-    def protected_newest(self) -> int:
+    def protected_newest(self, budget: Budget) -> int:
         return self.n_recent
 
     def start(self, stream: Stream, budget: Budget) -> BeaconState:

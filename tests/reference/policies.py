@@ -10,7 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.reference.attention import Array, causal_rows
-from tests.reference.rule import Budget, Observation, Policy, State, Stream, Terms
+from tests.reference.rule import (
+    Budget,
+    Observation,
+    Policy,
+    State,
+    Stream,
+    Terms,
+    decode_drop,
+)
 from tests.reference.scores import (
     keydiff_scores,
     lazy_scores,
@@ -30,7 +38,7 @@ class Batched(Policy):
     def wish(self, total: int) -> int:
         return min(self.every, total // 8)
 
-    def protected_newest(self) -> int:
+    def protected_newest(self, budget: Budget) -> int:
         return self.protects
 
 
@@ -124,31 +132,40 @@ class _KeyDiff(State):
 
 @dataclass(frozen=True)
 class Lazy(Batched):
-    """LazyEviction: tokens whose attention recurs stay."""
+    """LazyEviction: tokens whose attention recurs stay; as many of the newest as go at once."""
 
-    every: int = 32
+    every: int = 101
     alpha: float = 1e-4
+
+    def protected_newest(self, budget: Budget) -> int:
+        return decode_drop(self, budget)
 
     def start(self, stream: Stream, budget: Budget) -> State:
         return LazyState(self, stream)
 
 
 class LazyState(State):
-    """TS and MRI, `last` and `longest` [H, T]. The gap is |attention - alpha| / alpha."""
+    """TS and MRI, `last` and `longest` [H, T]. The gap is |attention - alpha| / alpha.
+
+    The prompt's queries are not observed, and it begins as if attended with its last token.
+    """
 
     def __init__(self, policy: Lazy, stream: Stream):
         super().__init__(stream)
         self.policy = policy
-        self.last = np.tile(np.arange(stream.tokens), (stream.heads, 1))
+        first = np.maximum(np.arange(stream.tokens), stream.prompt) - 1
+        self.last = np.tile(first, (stream.heads, 1))
         self.longest = np.zeros_like(self.last)
 
     def observe(self, event: Observation) -> None:
-        taus = np.arange(event.first, event.first + event.n)
+        taus = np.arange(max(event.first, self.stream.prompt), event.first + event.n)
+        if not len(taus):
+            return
         for h, kept in enumerate(event.cached):
             rows = causal_rows(self.stream.q[h][:, taus], taus, self.stream.k[h, kept], kept)
             for tau, attention in zip(taus, rows.max(axis=0), strict=True):
-                earlier = kept < tau
-                self._query(h, kept[earlier], attention[earlier], int(tau))
+                seen = kept <= tau
+                self._query(h, kept[seen], attention[seen], int(tau))
 
     def _query(self, h: int, kept: Array, attention: Array, tau: int) -> None:
         alpha = self.policy.alpha
@@ -157,7 +174,8 @@ class LazyState(State):
         self.gap = min(self.gap, *(abs(attention - alpha) / alpha), np.inf)
 
     def scores(self, cached: list[Array], position: int) -> list[Array]:
+        last = np.minimum(self.last, position)  # Within the prompt nobody has looked yet.
         return [
-            lazy_scores(position, self.last[h, kept], self.longest[h, kept])
+            lazy_scores(position, last[h, kept], self.longest[h, kept])
             for h, kept in enumerate(cached)
         ]

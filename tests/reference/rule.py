@@ -130,7 +130,7 @@ class Policy:
         """For a prompt of so many tokens and at most `limit` new ones: as asked, by default."""
         return Terms(asked)
 
-    def protected_newest(self) -> int:
+    def protected_newest(self, budget: Budget) -> int:
         """Newest tokens that the policy wants protected beyond the budget's window."""
         return 0
 
@@ -156,7 +156,7 @@ def eviction_size(policy: Policy, budget: Budget, remaining: int) -> int:
 def protected(policy: Policy, budget: Budget, positions: Array, newest: int, n_drop: int) -> Array:
     """Which of `positions` [L] an eviction of n_drop tokens must leave -> bool [L]."""
     sinks, window = policy.protection(budget)
-    window = max(window, min(policy.protected_newest(), budget.total - sinks - n_drop))
+    window = max(window, min(policy.protected_newest(budget), budget.total - sinks - n_drop))
     return (positions < sinks) | (positions > newest - window)
 
 

@@ -147,23 +147,21 @@ def lazy_update(
     attention: Array, step: int, last: Array, longest: Array, alpha: float
 ) -> tuple[Array, Array]:
     """LazyEviction's TS [L] and MRI [L] after the query of `step` gave `attention` [L]."""
-    looked = attention > alpha
+    looked = attention >= alpha
     return np.where(looked, step, last), np.where(looked, np.maximum(longest, step - last), longest)
 
 
 def lazy_scores(step: int, last: Array, longest: Array) -> Array:
-    """LazyEviction: H1 + H2 at `step`, from TS [L] and MRI [L] -> [L].
-
-    H1 = 2 sigmoid(-(t - TS) / MRI), H2 = 2 sigmoid(-1 / MRI); both 0 where MRI is 0. The sum is
-    this project's reading: how the paper combines the two is not confirmed.
-    """
+    """LazyEviction: 2 / (1 + e^(1 + (t - TS) / (MRI + 1e-5))) at step t, and, for a token that
+    recurred, 2 / (1 + e^(MRI - 1)) more; from TS [L] and MRI [L] -> [L]."""
     scores = np.zeros(len(last))
     for j, (ts, mri) in enumerate(zip(last, longest, strict=True)):
+        scores[j] = _falling(1.0 + (step - ts) / (mri + 1e-5))
         if mri > 0:
-            scores[j] = 2.0 * _sigmoid(-(step - ts) / mri) + 2.0 * _sigmoid(-1.0 / mri)
+            scores[j] += _falling(mri - 1.0)
     return scores
 
 
-def _sigmoid(x: float) -> float:
-    """For x <= 0, where exp cannot overflow."""
-    return float(np.exp(x) / (1.0 + np.exp(x)))
+def _falling(x: float) -> float:
+    """2 / (1 + e^x) for x >= 0, where e^x may be more than a number holds."""
+    return float(2.0 * np.exp(-x) / (1.0 + np.exp(-x)))

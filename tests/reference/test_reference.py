@@ -165,12 +165,15 @@ def test_keydiff_measures_the_angle_to_the_mean_direction():
 
 
 def test_lazy_keeps_the_longest_gap():
-    # Born at 0; seen at 3 (gap 3), at 4 (gap 1), missed at 5 (alpha itself is not above alpha).
+    # From 0 on; seen at 3 (gap 3), at 4 (gap 1: alpha itself counts), missed at 5.
     token = np.array([0]), np.array([0])
-    for step, attention in [(1, 0.0), (3, 0.2), (4, 0.2), (5, 0.1)]:
+    for step, attention in [(1, 0.0), (3, 0.2), (4, 0.1), (5, 0.09)]:
         token = ref.lazy_update(np.array([attention]), step, *token, alpha=0.1)
     assert token == (4, 3)
-    # At 10: H1 = 2 sigma(-6/3), H2 = 2 sigma(-1/3); a token that never recurred has neither.
+    # At 10: 2 sigma(-1 - 6/3) and 2 sigma(1 - 3); a token that never recurred has neither. The
+    # second falls with the gap: of tokens just seen, the one that was never away long stays.
     scores = ref.lazy_scores(10, np.array([4, 9]), np.array([3, 0]))
-    assert scores == pytest.approx([2 * sigmoid(-2) + 2 * sigmoid(-1 / 3), 0.0])
+    assert scores == pytest.approx([2 * sigmoid(-3) + 2 * sigmoid(-2), 0.0], abs=1e-5)
+    often, seldom = ref.lazy_scores(10, np.array([10, 10]), np.array([1, 8]))
+    assert often == pytest.approx(2 * sigmoid(-1) + 1) and seldom < 0.6
     assert np.isfinite(ref.lazy_scores(100_000, np.array([0]), np.array([1]))).all()

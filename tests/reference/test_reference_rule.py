@@ -27,8 +27,8 @@ def test_fixture_offers_the_api(reference):
     [
         # An eighth of 64 is 8; 64 - 7*64/8 = 8.
         (ref.Budget(64), 1, 8, 8, 8),
-        # An eighth of 1024 is 128: lazy's 32 is smaller.
-        (ref.Budget(1024), 1, 32, 128, 128),
+        # An eighth of 1024 is 128: lazy's 101 is smaller.
+        (ref.Budget(1024), 1, 101, 128, 128),
         # 100 // 8 = 12, but 100 - floor(87.5) = 13.
         (ref.Budget(100), 1, 12, 12, 13),
         # topk = 1 caps everything.
@@ -146,32 +146,37 @@ def test_h2o_forgets_what_is_evicted():
 @pytest.mark.parametrize(
     ("alpha", "expected"),
     [
-        # Every look counts: gaps of one. The newest has seen only itself.
-        (1e-4, {0: (2, 1), 1: (2, 1), 2: (2, 0)}),
-        # Only halves count: token 0 at step 1.
-        (0.4, {0: (1, 1), 1: (1, 0), 2: (2, 0)}),
+        # Every look counts, also at oneself: gaps of one.
+        (1e-4, {0: (3, 1), 1: (3, 1), 2: (3, 1), 3: (3, 1)}),
+        # A third counts and a quarter does not: all three at step 2.
+        (0.3, {0: (2, 1), 1: (2, 1), 2: (2, 1), 3: (2, 0)}),
+        # Nobody ever looks: the prompt, which nobody watches, ends at 1; token 3 came after 2.
+        (0.6, {0: (1, 0), 1: (1, 0), 2: (1, 0), 3: (2, 0)}),
     ],
 )
-def test_lazy_follows_each_query_of_a_prompt(alpha, expected):
-    state = ref.Lazy(alpha=alpha).start(flat(3, prompt=3), ref.Budget(3, 0, 0))
+def test_lazy_follows_each_query_after_the_prompt(alpha, expected):
+    state = ref.Lazy(alpha=alpha).start(flat(4, prompt=2), ref.Budget(4, 0, 0))
     assert isinstance(state, LazyState)
-    state.observe(ref.Observation([np.arange(3)], 0, 3))
+    state.observe(ref.Observation([np.arange(2)], 0, 2))
+    state.observe(ref.Observation([np.arange(4)], 2, 2))
     pairs = zip(state.last[0].tolist(), state.longest[0].tolist(), strict=True)
     assert dict(enumerate(pairs)) == expected
 
 
 def test_lazy_takes_the_maximum_over_the_group_and_scores_at_the_newest_position():
     # Query head 0 is uniform; head 1 gives token 0 nearly 1 (the mean, at most .75, is too low).
-    # At p = 2 token 0 has TS 2, MRI 1: 2 sigma(0) + 2 sigma(-1); the others never recurred.
-    stream = flat(4, prompt=3, group=2)
+    # At p = 2 token 0 has TS 2, MRI 1: 2 sigma(-1) + 2 sigma(0); the others never recurred.
+    stream = flat(4, prompt=1, group=2)
     q = stream.q.copy()
     stream.k[0, 0], q[0, 1] = [20.0, 0], [20.0, 0]
-    stream = Stream(stream.k, q, q, stream.rope, 3)
+    stream = Stream(stream.k, q, q, stream.rope, 1)
     outcome = ref.simulate(ref.Lazy(alpha=0.8), stream, ref.Budget(3, 0, 0))
     assert outcome.evictions[0].scores[0] == pytest.approx([1 + 2 / (1 + np.e), 0, 0])
-    # All heads uniform, alpha .4: TS 1, MRI 1 at p = 2: 4 sigma(-1).
-    outcome = ref.simulate(ref.Lazy(alpha=0.4), flat(4, prompt=3), ref.Budget(3, 0, 0))
-    assert outcome.evictions[0].scores[0] == pytest.approx([4 / (1 + np.e), 0, 0])
+    # All heads uniform, alpha .4: at p = 1 both look alike, at p = 2 nobody is looked at.
+    outcome = ref.simulate(ref.Lazy(alpha=0.4), flat(4, prompt=1), ref.Budget(3, 0, 0))
+    assert outcome.evictions[0].scores[0] == pytest.approx(
+        [1 + 2 / (1 + np.exp(2))] * 2 + [0], abs=1e-5
+    )
 
 
 def test_which_queries_observe():

@@ -69,7 +69,7 @@ class RPC(Batched):
     P: int = 1024
     c: int = 4
 
-    def protected_newest(self) -> int:
+    def protected_newest(self, budget: Budget) -> int:
         return self.observe_window
 
     def terms(self, asked: Budget, prompt: int, limit: int) -> Terms:
@@ -118,7 +118,7 @@ class RKV(Batched):
     kernel: int = 7
     faithful: bool = False
 
-    def protected_newest(self) -> int:
+    def protected_newest(self, budget: Budget) -> int:
         return self.alpha
 
     def terms(self, asked: Budget, prompt: int, limit: int) -> Terms:
