@@ -2,7 +2,9 @@
 
 Per query head, entries [0, count) are filled: in the *early* phase a mix that FPS thins out again
 and again; from the moment the cache is n_recent slots short of full (*late*) entries [0, beacons)
-are fixed, and the queries behind them are the recents, kept apart.
+are fixed, and the queries behind them are the recents, kept apart. So the recents of an eviction
+are the n_recent newest queries: where it frees fewer slots than that, those that will still be
+among the newest at the next one stay apart.
 """
 
 from dataclasses import dataclass
@@ -66,10 +68,24 @@ class QueryBuffer(Keeper):
                 self._store(view, members, *self._chosen(view, queries, when, keep))
 
     def after_eviction(self, view: View) -> None:
-        """Beacons and recents together go back to n_beacon, final if little room is left."""
-        for c in counters(view):
-            c["late"] = c["beacons"] = 0
-        self.thin(view, list(range(len(view.seen))), self.n_beacon)
+        """Beacons and recents together go back to n_beacon, final if little room is left.
+
+        But for the recents that the next eviction still finds among the newest.
+        """
+        alike: dict[tuple[int, int], list[int]] = {}
+        for row, (c, b) in enumerate(zip(counters(view), view.budgets, strict=True)):
+            room = b.total - view.lengths[row]
+            stay = max(0, min(c["count"] - c["beacons"], self.n_recent - room))
+            alike.setdefault((c["count"] - stay, stay), []).append(row)
+        for (n, stay), rows in alike.items():  # rows of the same counts are one call
+            here = on_device(rows, view.keys.device)
+            queries, when = (view.state[k][here, :, :, : n + stay] for k in ("queries", "when"))
+            beacons = self._chosen(view, queries[:, :, :, :n], when[:, :, :, :n], self.n_beacon)
+            pairs = zip(beacons, (queries, when), strict=True)
+            self._store(view, rows, *(torch.cat([x, y[:, :, :, n:]], dim=3) for x, y in pairs))
+            for row in rows:
+                fixed = beacons[0].shape[3] if stay else 0
+                view.counters[row].update(late=int(stay > 0), beacons=fixed)
         self._fix_beacons(view)
 
     def _add_one(self, view: View, step: Step, early: list[int]) -> None:
@@ -82,7 +98,9 @@ class QueryBuffer(Keeper):
         now = (step.positions + 1).to(when.dtype)[:, None, None]
         place, now = (x.expand(new.shape[:-1]) for x in (place, now))
         when.scatter_(3, place, now)
-        for c in marks:
+        for c, k in zip(marks, early, strict=True):
+            if not (k or c["late"]):
+                c.update(late=1, beacons=c["count"])
             c["count"] += 1
         full = [i for i, c in enumerate(marks) if early[i] and c["count"] == self.size]
         self.thin(view, full, self.n_beacon)

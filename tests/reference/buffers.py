@@ -62,9 +62,11 @@ class QueryBuffer(Memory):
         self._append_late(late)
 
     def evicted(self, length: int) -> None:
-        """Merges the late queries into the beacons."""
-        self.beacons += self.late
-        self.late = []
+        """Merges late queries into the beacons: those that leave the newest by the next time."""
+        room = self.late_from + self.n_recent - length
+        leave = max(0, min(len(self.late), len(self.late) + room - self.n_recent))
+        self.beacons += self.late[:leave]
+        self.late = self.late[leave:]
         self._shrink()
         self.is_late = length >= self.late_from
 

@@ -82,19 +82,19 @@ def test_buffer_in_decode():
         ([4, 5], [6], True),
         ([4, 5], [6, 7], True),
     ]
-    # Down to seven slots: beacons and late queries become one pool; the next query is late.
+    # Down to seven slots: at the next eviction 7 is still among the two newest, 6 is not.
     held.evicted(7)
-    assert (held.beacons, held.late, held.is_late) == ([6, 7], [], True)
+    assert (held.beacons, held.late, held.is_late) == ([5, 6], [7], True)
     held.observe(8, 1, 7)
-    assert (held.beacons, held.late) == ([6, 7], [8])
+    assert (held.beacons, held.late) == ([5, 6], [7, 8])
     # Down to five: the next query is early again, and reaches six slots: late at once.
     held.evicted(5)
     assert (held.beacons, held.is_late) == ([7, 8], False)
     held.observe(9, 1, 5)
     assert (held.beacons, held.late, held.is_late) == ([8, 9], [], True)
-    # Down to exactly six: late at once, too.
+    # Down to exactly six: late at once, too, and all late ones have left by the next time.
     held.evicted(6)
-    assert held.is_late
+    assert held.is_late and held.late == []
 
 
 def test_buffer_reaching_the_late_phase_shrinks_before_it_is_full():
