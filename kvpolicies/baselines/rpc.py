@@ -2,19 +2,25 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from kvpolicies.budget import Budget, Grant
 from kvpolicies.errors import UserError
 from kvpolicies.kernels.observe import observation_scores
 from kvpolicies.observation import NewestQueries, average_pool, odd_kernel, oldest_of
 from kvpolicies.policy import Scores, View, whole
+from kvpolicies.transfer import on_device
 
 
 @dataclass(frozen=True, kw_only=True)
 class RPC(NewestQueries):
     """Attention of the newest queries to older keys, averaged over all heads, pooled.
 
-    One kept set a layer. Every eviction goes down to the fixed budget, at most an eighth of it at
-    once. `faithful=True` is the paper's rule: the prompt is never evicted, and of every `P` new
+    One kept set a layer. Softmax and pool run over the tokens that may go: those older than the
+    observing queries' own, which are kept, and not among the sinks. Every eviction goes down to the
+    fixed budget, at most an eighth of it at once.
+
+    `faithful=True` is the paper's rule: the prompt is never evicted, and of every `P` new
     tokens the cache keeps `P / c` more, so that it grows; the budget asked for plays no part.
 
     Raises:
@@ -74,13 +80,15 @@ class RPC(NewestQueries):
         return self.observe_window
 
     def scores(self, view: View) -> Scores:
-        """softmax over older keys -> sum over queries -> mean over heads -> average-pool."""
-        when = view.state["when"]
+        """softmax over what may go -> sum over queries -> mean over heads -> average-pool."""
+        when, positions = view.state["when"], view.positions
+        sinks = on_device([budget.sinks for budget in view.budgets], positions.device)
         oldest = oldest_of(when)
-        older = view.positions < oldest[:, None, None]
-        # Every query looks from just before the oldest one, so that it sees older keys only.
+        goes = (positions < oldest[:, None, None]) & (positions >= sinks[:, None, None])
+        # Every query looks from just before the oldest one, and takes what may not go for later.
         before = (oldest[:, None] - 1).expand(when.shape)
-        args = (view.state["queries"], view.keys, before, view.positions, view.softmax, when > 0)
+        seen = positions.masked_fill(~goes, torch.iinfo(torch.int32).max)
+        args = (view.state["queries"], view.keys, before, seen, view.softmax, when > 0)
         mass = observation_scores(*args, pool="sum", per="head").mean(dim=(1, 2))  # slots align
-        pooled = average_pool(mass[:, None, None], view.positions[:, :1], self.kernel)[:, 0]
-        return pooled.expand(view.positions.shape).masked_fill(~older, float("inf"))
+        pooled = average_pool(mass[:, None, None], positions[:, :1], self.kernel)[:, 0]
+        return pooled.expand(positions.shape).masked_fill(~goes, float("inf"))

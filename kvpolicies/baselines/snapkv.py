@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvpolicies.budget import Budget, Grant
 from kvpolicies.kernels.observe import observation_scores
-from kvpolicies.observation import NewestQueries, average_pool, odd_kernel
+from kvpolicies.observation import NewestQueries, average_pool, odd_kernel, oldest_of
 from kvpolicies.policy import Scores, View
 
 
@@ -12,11 +12,14 @@ from kvpolicies.policy import Scores, View
 class SnapKV(NewestQueries):
     """Attention of the newest queries, average-pooled along positions, maximum over the group.
 
-    Evicts every `every` tokens (at most an eighth of the budget at once). The queries keep the
-    rotation of their own positions; neighbours are neighbours in position, not in slot.
+    Their softmax runs over all cached keys; the tokens before the window are pooled among
+    themselves, with zeros beyond either end, and the window itself is kept. The queries keep the
+    rotation of their own positions; neighbours are neighbours in position, not in slot. Evicts
+    every `every` tokens (at most an eighth of the budget at once). The maximum over the group is
+    ours: the authors' code keeps a set for each query head.
 
     `faithful=True` is the paper's rule: the prompt, once complete, is compressed to the budget (no
-    sinks, the observation window kept), and every new token stays.
+    sinks), and every new token stays.
 
     Raises:
         UserError: for a value that an option cannot have.
@@ -25,7 +28,7 @@ class SnapKV(NewestQueries):
     name = "snapkv"
     source = "SnapKV, arXiv 2404.14469 (decode form)"
     observe_window: int = 32
-    """Newest queries that look."""
+    """Newest queries that look, whose own tokens are protected."""
     kernel: int = 5
     """Neighbours in position over which scores are averaged; odd."""
     faithful: bool = False
@@ -60,9 +63,15 @@ class SnapKV(NewestQueries):
             return budget.prompt - budget.asked
         return super().drop(budget)
 
+    def protects(self, budget: Budget) -> int:
+        """The observation window itself."""
+        return self.observe_window
+
     def scores(self, view: View) -> Scores:
-        """softmax -> sum over queries -> average-pool -> max over the group."""
+        """softmax -> sum over queries -> average-pool before the window -> max over the group."""
         when = view.state["when"]
         args = (view.state["queries"], view.keys, when - 1, view.positions, view.softmax, when > 0)
-        mass = observation_scores(*args, pool="sum", per="head")
-        return average_pool(mass, view.positions, self.kernel).amax(dim=2)
+        older = view.positions < oldest_of(when)[:, None, None]
+        mass = observation_scores(*args, pool="sum", per="head") * older[:, :, None]
+        pooled = average_pool(mass, view.positions, self.kernel).amax(dim=2)
+        return pooled.masked_fill(~older, float("inf"))

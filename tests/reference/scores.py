@@ -46,28 +46,34 @@ def snapkv_scores(
     """SnapKV, decode form: max over the group of pooled attention sums -> [L].
 
     keys [L, D], queries [G, N, D] with their positions [N]. Per query head: causal softmax over
-    all cached keys, sum over the queries, average-pool with zeros beyond the ends.
+    all cached keys, sum over the queries, average-pool over the keys older than all of them, with
+    zeros beyond the ends. A key that is not older scores +inf.
     """
-    pooled = [
-        average_pool(
-            causal_rows(rows, query_positions, keys, positions).sum(axis=0), positions, kernel
-        )
-        for rows in queries
-    ]
-    return np.max(pooled, axis=0)
+    older = positions < query_positions.min()
+    scores = np.full(len(positions), np.inf)
+    if older.any():
+        sums = causal_rows(queries, query_positions, keys, positions).sum(axis=1)
+        pooled = [average_pool(of_head[older], positions[older], kernel) for of_head in sums]
+        scores[older] = np.max(pooled, axis=0)
+    return scores
 
 
 def rpc_scores(
-    keys: Array, positions: Array, queries: Array, query_positions: Array, kernel: int = 7
+    keys: Array,
+    positions: Array,
+    queries: Array,
+    query_positions: Array,
+    kernel: int = 7,
+    first: int = 0,
 ) -> Array:
     """RPC: attention of the newest queries on what is older than all of them -> [L].
 
     keys [H, L, D], queries [H, G, N, D], positions [N]; slot l is the same token in every head.
-    Softmax over the older keys, sum over the queries, mean over all query heads, average-pool
-    over the older keys with zeros beyond the ends. A key that is not older scores +inf.
+    Softmax over the older keys from position `first` on, sum over the queries, mean over all query
+    heads, average-pool over these keys with zeros beyond the ends. Another key scores +inf.
     """
     heads, group = queries.shape[:2]
-    older = positions < query_positions.min()
+    older = (first <= positions) & (positions < query_positions.min())
     total = np.zeros(len(positions))
     for h in range(heads):
         for g in range(group):

@@ -73,14 +73,14 @@ def test_tova_is_the_mean_over_the_layer():
 
 
 def test_snapkv_is_causal_pooled_and_then_the_group_maximum():
-    # Queries at 2 and 3. Head 0 (query 0): thirds over 0..2, then quarters: 7/12 x3, 3/12.
-    # Head 1 (query 1, last key ln 9): thirds, then 1:1:1:9 of 12: 5/12 x3, 9/12.
-    # Pool 3 with zeros outside (in 36ths): 14 21 17 10 and 10 15 19 14; maximum 14 21 19 14.
-    keys, queries = column(0, 0, 0, LN9), np.array([column(0, 0), column(1, 1)])
-    taus, positions = np.array([2, 3]), np.arange(4)
+    # Queries at 3 and 4. Head 0 (query 0): quarters over 0..3, then fifths: 9/20 x3 before them.
+    # Head 1 (query 1, keys ln 4 and ln 9): 4:1:1:1 of 7, then 4:1:1:1:9 of 16: 23/28, 23/112 x2.
+    # Pool 3 of these three, zeros outside: .3 .45 .3 and 115/336 138/336 46/336.
+    keys, queries = column(np.log(4), 0, 0, 0, LN9), np.array([column(0, 0), column(1, 1)])
+    taus, positions = np.array([3, 4]), np.arange(5)
     scores = ref.snapkv_scores(keys, positions, queries, taus, kernel=3)
-    assert scores * 36 == pytest.approx([14, 21, 19, 14])
-    order = np.array([2, 0, 3, 1])
+    assert scores == pytest.approx([115 / 336, 0.45, 0.3, np.inf, np.inf])
+    order = np.array([2, 0, 4, 3, 1])
     shuffled = ref.snapkv_scores(keys[order], positions[order], queries, taus, kernel=3)
     assert shuffled == pytest.approx(scores[order])
 
@@ -100,6 +100,15 @@ def test_rpc_scores_only_what_is_older_than_all_its_queries():
         np.array([keys, keys]), np.arange(5), queries[:, None], np.array([3, 4]), kernel=3
     )
     assert two[:3] * 36 == pytest.approx(expected)
+
+
+def test_rpc_leaves_out_what_is_not_up_for_eviction():
+    # Five tokens, two of them not to go: softmax and pool see 2..4 alone, as above; 0, 1 stay.
+    keys, queries = column(90, -90, 0, 0, LN2, 70, -70), np.array([column(0, 0), column(1, 1)])
+    taus = np.array([5, 6])
+    scores = ref.rpc_scores(keys[None], np.arange(7), queries[None], taus, kernel=3, first=2)
+    assert scores[2:5] * 36 == pytest.approx([14, 24, 17])
+    assert np.isposinf(scores[[0, 1, 5, 6]]).all()
 
 
 def test_rpc_with_nothing_older_protects_everything_alike():

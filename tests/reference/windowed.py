@@ -24,6 +24,9 @@ class SnapKV(Batched):
     kernel: int = 5
     faithful: bool = False
 
+    def protected_newest(self, budget: Budget) -> int:
+        return self.observe_window
+
     def terms(self, asked: Budget, prompt: int, limit: int) -> Terms:
         if not self.faithful:
             return Terms(asked)
@@ -87,19 +90,20 @@ class RPC(Batched):
         return Terms(Budget(most, prompt, self.observe_window), full_at, self.P - grows)
 
     def start(self, stream: Stream, budget: Budget) -> State:
-        return _RPC(self, stream)
+        return _RPC(self, stream, budget.sinks)
 
 
 class _RPC(State):
-    def __init__(self, policy: RPC, stream: Stream):
+    def __init__(self, policy: RPC, stream: Stream, first: int):
         super().__init__(stream)
-        self.policy = policy
+        self.policy, self.first = policy, first
 
     def scores(self, cached: list[Array], position: int) -> list[Array]:
         taus = self.stream.newest(position, self.policy.observe_window)
         keys = np.array([self.stream.k[h, kept] for h, kept in enumerate(cached)])
         queries = self.stream.q[:, :, taus]
-        return [rpc_scores(keys, cached[0], queries, taus, self.policy.kernel)] * len(cached)
+        where = (self.policy.kernel, self.first)
+        return [rpc_scores(keys, cached[0], queries, taus, *where)] * len(cached)
 
 
 @dataclass(frozen=True)
