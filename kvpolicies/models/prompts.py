@@ -13,7 +13,6 @@ is encoded as text, unless the config says otherwise.
 """
 
 import hashlib
-import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -21,14 +20,13 @@ from typing import Any
 from kvpolicies.errors import UserError
 from kvpolicies.models import tokens
 from kvpolicies.models.form import SLOT, Form
+from kvpolicies.models.plain import PlainText
 
 Message = dict[str, Any]
 """A turn: role (system, user, assistant), content, perhaps reasoning_content."""
 
 _SWITCHES = ("enable_thinking", "thinking")
 """Names under which chat templates take whether to think."""
-_OPEN, _CLOSE = "\ue000", "\ue001"
-"""Private characters, which stand for control tokens of a prompt while its template is filled."""
 
 
 def user(text: str) -> list[Message]:
@@ -92,8 +90,9 @@ class Prompts:
 
     def answer(self, text: str) -> list[int]:
         """The tokens of an answer, as they follow a prompt's."""
-        marked, mark, held = self._marked([{"role": "assistant", "content": text}])
-        return self._unmarked(marked[0]["content"], mark, held)
+        if self.form.special_tokens:
+            return self.tokenizer.encode(text, add_special_tokens=False)
+        return self._plain.encode(self._plain.hide(text, True), add_special_tokens=False)
 
     def ended(self, ids: list[int]) -> list[int]:
         """`ids` with the token that ends a text behind them, unless there are none."""
@@ -113,52 +112,25 @@ class Prompts:
 
     def _encoded(self, messages: Sequence[Message], answer: bool) -> list[int]:
         """Token ids of what `text` gives, control tokens of contents as text."""
-        marked, mark, held = self._marked(messages)
-        text, plain = self.text(marked, answer=answer), self.form.template == "plain"
-        if not held:
-            return self.tokenizer.encode(text, add_special_tokens=plain)
-        ids = self._unmarked(text, mark, held)
-        return tokens.framed(self.tokenizer, ids) if plain else ids
-
-    def _unmarked(self, text: str, mark: str, held: Sequence[str]) -> list[int]:
-        """Token ids of a text in which marks stand for the control tokens `held`."""
-        ids: list[int] = []
-        for number, part in enumerate(
-            re.split(f"{mark}([0-9]+){_CLOSE}", text) if held else [text]
-        ):
-            if number % 2:
-                ids += tokens.plainly(self.tokenizer, held[int(part)])
-            else:
-                ids += self.tokenizer.encode(part, add_special_tokens=False)
-        return ids
-
-    def _marked(self, messages: Sequence[Message]) -> tuple[list[Message], str, list[str]]:
-        """The messages with numbered marks for the control tokens in them, the mark, the tokens."""
-        mark: str = _OPEN
-        held: list[str] = []
+        plain = self.form.template == "plain"
         if self.form.special_tokens:
-            return list(messages), mark, held
-        while any(mark in message["content"] for message in messages):
-            mark += _OPEN
-
-        def hold(match: re.Match[str]) -> str:
-            held.append(match.group())
-            return f"{mark}{len(held) - 1}{_CLOSE}"
-
-        marked = []
-        for message in messages:
-            # An answer's own words, such as the ends of its thinking, are what templates look for.
-            answer = message["role"] == "assistant"
-            names = [name for name, special in self._control.items() if special or not answer]
-            some = re.compile(
-                "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "$^"
+            return self.tokenizer.encode(
+                self.text(messages, answer=answer), add_special_tokens=plain
             )
-            marked.append({**message, "content": some.sub(hold, message["content"])})
-        return marked, mark, held
+        hidden = [self._hidden(message) for message in messages]
+        return self._plain.encode(self.text(hidden, answer=answer), add_special_tokens=plain)
+
+    def _hidden(self, message: Message) -> Message:
+        """The message with the control tokens of its texts out of sight."""
+        own = message["role"] == "assistant"
+        return {
+            key: self._plain.hide(value, own) if isinstance(value, str) and key != "role" else value
+            for key, value in message.items()
+        }
 
     @cached_property
-    def _control(self) -> dict[str, bool]:
-        return tokens.control(self.tokenizer, self._template)
+    def _plain(self) -> PlainText:
+        return PlainText(self.tokenizer, tokens.control(self.tokenizer, self._template))
 
     def _wrapped(self, message: Message) -> Message:
         if not self.form.wrapper or message["role"] != "user":

@@ -24,26 +24,6 @@ def control(tokenizer: Any, template: str) -> dict[str, bool]:
     return found
 
 
-def plainly(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of `text` as text, though it is that of a control token."""
-    ids = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-    if len(ids) > 1 or len(text) < 2:
-        return ids
-    # A token without the mark of a special one is not split on request.
-    return [
-        token
-        for part in (text[:1], text[1:])
-        for token in tokenizer.encode(part, add_special_tokens=False)
-    ]
-
-
-def framed(tokenizer: Any, ids: Sequence[int]) -> list[int]:
-    """`ids` between the tokens that the tokenizer adds to a text by itself."""
-    bare, whole = (tokenizer.encode("a", add_special_tokens=added) for added in (False, True))
-    at = next(i for i in range(len(whole), -1, -1) if whole[i : i + len(bare)] == bare)
-    return [*whole[:at], *ids, *whole[at + len(bare) :]]
-
-
 def unknown(tokenizer: Any, text: str) -> list[str]:
     """Words of `text`, what white space separates, that the tokenizer does not know.
 

