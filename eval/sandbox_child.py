@@ -75,7 +75,8 @@ def _confine_reading(libc: ctypes.CDLL, readable: list[str]) -> None:
         _layout_ = "ms"
         _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
 
-    for path in readable:
+    # Standard input is an open file; named /dev/stdin it is opened anew, and found through here.
+    for path in (*readable, "/proc/self/fd/0"):
         try:
             parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:

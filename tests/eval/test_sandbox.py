@@ -16,6 +16,7 @@ from kvpolicies.eval import sandbox, seccomp
 from kvpolicies.eval.sandbox import Limits, run
 
 # Time is there for a slow machine: nothing that these limits are for takes a second of it.
+REFUSALS = ("PermissionError", "FileNotFoundError")
 SHORT = Limits(seconds=20, memory_mb=512, output_mb=1)
 
 
@@ -31,6 +32,24 @@ def isolated() -> None:
 def test_a_program_reads_its_input_and_writes_its_output() -> None:
     made = run("a, b = map(int, input().split())\nprint(a + b)", "2 40\n", SHORT)
     assert (made.status, made.output) == ("ok", "42\n")
+
+
+@pytest.mark.parametrize("name", ["/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"])
+def test_standard_input_may_be_opened_by_name(name: str) -> None:
+    """As honest programs do; a second time it is read from the start again."""
+    source = f"""
+import sys
+print(open({name!r}).read().split())
+print(len(open({name!r}, "rb").readlines()), sys.stdin.readline().strip(), open(0).read())
+"""
+    made = run(source, "2 40\n7\n", SHORT)
+    assert (made.status, made.output) == ("ok", "['2', '40', '7']\n2 2 40 \n"), made.error
+
+
+@pytest.mark.parametrize("name", ["/dev/fd/1", "/proc/self/environ", "/proc/self/maps", "/dev/fd/9"])
+def test_nothing_else_of_the_process_may(name: str) -> None:
+    made = run(f"print(open({name!r}).read())", "", SHORT)
+    assert made.status == "failed" and made.error.split(":")[0] in REFUSALS, made.error
 
 
 def test_a_function_gets_arguments_and_what_it_prints_is_no_result() -> None:
