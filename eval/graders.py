@@ -31,12 +31,14 @@ class Grader:
     """What is reported, the main one first."""
     ways: tuple[str, ...] = ()
     """How the answer is found in the text, unless the task says otherwise (grading.WAYS)."""
+    edition: str = ""
+    """Which way of grading this is, where it has changed: results do not continue across."""
 
 
 _HERE = "kvpolicies.eval.graders"
 
 GRADERS: dict[str, Grader] = {
-    "math": Grader(f"{_HERE}:grade_math", ("answer",), ways=grading.MATHS),
+    "math": Grader(f"{_HERE}:grade_math", ("answer",), ways=grading.MATHS, edition=" exact"),
     "choice": Grader(
         f"{_HERE}:grade_choice", ("answer", "choices"), ways=("boxed", "answer_line", "bracketed")
     ),
@@ -47,7 +49,7 @@ GRADERS: dict[str, Grader] = {
 
 
 def grade_math(task: "Task", problem: Problem, text: str) -> Grades:
-    """math-verify on the answer's value."""
+    """The answer's value."""
     return {"correct": int(grading.is_correct(text, problem.answer, task.ways))}
 
 

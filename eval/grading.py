@@ -1,29 +1,26 @@
-r"""Is the final answer of one text right? math-verify decides, on what this file extracts.
+r"""Is the final answer of one text right? Its value decides, exactly.
 
 The answer is taken from the text of one sample and from nothing else, by the first of a task's WAYS
 that finds one: the last closed `\boxed{}` (braces matched, so that `\boxed{\frac{14}{3}}` stays
 whole), what follows the last `####`, the last `Answer:`, the last letter in brackets, the last
 number. An empty box is an empty answer, and wrong: nothing else of the text counts then.
-math-verify compares values: 14/3 equals \frac{14}{3}, {1, 2} equals {2, 1}, units and thousands
-separators are dropped, 50\% is both 50 and 0.5.
 
-No exception of the parser or of sympy, and no timeout, gets out: such an answer counts as wrong.
+Values are compared (maths/): 14/3 equals \frac{14}{3} and 4 2/3, {1, 2} equals {2, 1}, x < 3 equals
+(-\infty, 3); a unit or thousands separators may be there or not, 50\% is both 50 and 0.5. All of an
+answer is read, or it equals nothing but its own spelling. No error and no delay gets out: what
+cannot be decided within five seconds is wrong.
 """
 
-import logging
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 
-_SECONDS = 5  # for one parse or comparison
+from kvpolicies.eval.maths.deciding import equal
+
 # A minus right after a digit or a bracket is a subtraction, no sign.
-_NUMBER = re.compile(r"(?:(?<![\d)\]])[-−])?(?:\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?|\.\d+)")
+_NUMBER = re.compile(r"(?:(?<![\d)\]])[-−])?(?:\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?|\.\d+)", re.ASCII)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _ANSWER = re.compile(r"(?i:\banswer)(?:\s+is)?\s*(?:\*\*|__)?\s*:\s*(?:\*\*|__)?[ \t]*([^\n]*)")
 _BRACKETED = re.compile(r"\(([A-Z])\)")
-_PERCENT = re.compile(r"\\?%|\\?\s*\\text\{\s*percent\s*\}")
-# TeX's small spaces between groups of digits: 11,\!111 and 10\,080.
-_DIGIT_SPACE = re.compile(r"(?<=\d)\\,(?=\d{3}(?!\d))|\\!\s*")
 
 
 def last_box(text: str) -> str | None:
@@ -95,33 +92,7 @@ def is_correct(text: str, answer: str, ways: Sequence[str] = MATHS) -> bool:
     if not given:
         return False
     wanted = extract_answer(answer) or answer
-    return same_value(wanted, given)
-
-
-def same_value(wanted: str, given: str) -> bool:
-    """True if math-verify holds the two expressions for equal, as they are or without percent."""
-    if wanted.strip() == given.strip():
-        return True
-    if _verified(wanted, given):
-        return True
-    plain = [_PERCENT.sub("", text) for text in (wanted, given)]
-    return plain != [wanted, given] and all(plain) and _verified(*plain)
-
-
-def _verified(wanted: str, given: str) -> bool:
-    from math_verify import parse, verify
-    from math_verify.errors import TimeoutException
-
-    # Its timeouts are alarms, which only the main thread can set; its log would break the bars.
-    in_main = threading.current_thread() is threading.main_thread()
-    seconds = _SECONDS if in_main else None
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    try:
-        gold = parse(_as_math(wanted), parsing_timeout=seconds)  # type: ignore[arg-type]
-        guess = parse(_as_math(given), parsing_timeout=seconds)  # type: ignore[arg-type]
-        return bool(gold and guess and verify(gold, guess, timeout_seconds=seconds))
-    except (Exception, TimeoutException):
-        return False
+    return equal(wanted, given)
 
 
 def ends_in_loop(tokens: Sequence[int], *, longest_period: int = 64, repeats: int = 4) -> bool:
@@ -145,7 +116,3 @@ def _closing_brace(text: str, start: int) -> int | None:
             return at
         at += 1
     return None
-
-
-def _as_math(expression: str) -> str:
-    return f"${_DIGIT_SPACE.sub('', expression).strip().strip('$')}$"

@@ -37,7 +37,7 @@ class Asked(Protocol):
         ...
 
 
-_PACKAGES = ("kvpolicies", "torch", "transformers", "numpy", "scipy", "math-verify")
+_PACKAGES = ("kvpolicies", "torch", "transformers", "numpy", "scipy", "sympy")
 
 
 def check_folder(study: Asked, problems: Sequence[Problem]) -> None:

@@ -146,7 +146,8 @@ class Task:
             function=problem.function,
         )
         limits = f" {self.sandbox}" if self.grader == "code" else ""
-        return replace(problem, text=text, rule=f"{self.grader} {' '.join(self.ways)}{limits}")
+        rule = f"{self.grader}{self._kind.edition} {' '.join(self.ways)}{limits}"
+        return replace(problem, text=text, rule=rule)
 
     def grade(self, problem: Problem, text: str) -> Grades:
         """Grades of one sample's text, by the names of `measures`."""

@@ -46,7 +46,9 @@ print(len(open({name!r}, "rb").readlines()), sys.stdin.readline().strip(), open(
     assert (made.status, made.output) == ("ok", "['2', '40', '7']\n2 2 40 \n"), made.error
 
 
-@pytest.mark.parametrize("name", ["/dev/fd/1", "/proc/self/environ", "/proc/self/maps", "/dev/fd/9"])
+@pytest.mark.parametrize(
+    "name", ["/dev/fd/1", "/proc/self/environ", "/proc/self/maps", "/dev/fd/9"]
+)
 def test_nothing_else_of_the_process_may(name: str) -> None:
     made = run(f"print(open({name!r}).read())", "", SHORT)
     assert made.status == "failed" and made.error.split(":")[0] in REFUSALS, made.error
