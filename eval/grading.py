@@ -14,8 +14,13 @@ cannot be decided within five seconds is wrong.
 import re
 from collections.abc import Callable, Iterator, Sequence
 
+import regex
+
+from kvpolicies.errors import UserError, caution, nearest
 from kvpolicies.eval.maths.deciding import equal
 
+SECONDS = 2.0
+"""For a regular expression of a task's on one text."""
 # A minus right after a digit or a bracket is a subtraction, no sign.
 _NUMBER = re.compile(r"(?:(?<![\d)\]])[-−])?(?:\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?|\.\d+)", re.ASCII)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -68,7 +73,7 @@ WAYS: dict[str, Callable[[str], str | None]] = {
     "bracketed": last_bracketed,
     "last_number": last_number,
 }
-"""How an answer may be found in a text."""
+"""How an answer may be found in a text; a regular expression with one group is another way."""
 
 MATHS = ("boxed", "hashes")
 
@@ -76,9 +81,41 @@ MATHS = ("boxed", "hashes")
 def candidates(text: str, ways: Sequence[str]) -> Iterator[str]:
     """What each way finds in `text`, in the order of `ways`."""
     for way in ways:
-        found = WAYS[way](text)
+        found = WAYS[way](text) if way in WAYS else last_group(way, text)
         if found is not None:
             yield found.strip()
+
+
+def check_way(way: str) -> None:
+    """Raises UserError unless `way` is one of WAYS or a regular expression with one group."""
+    if way in WAYS:
+        return
+    if "(" not in way:
+        known = nearest(way, list(WAYS))
+        raise UserError(f"{way!r}: {known}, or a regular expression with one group")
+    try:
+        groups = regex.compile(way).groups
+    except regex.error as error:
+        raise UserError(f"{way!r}: no regular expression ({error})") from None
+    if groups != 1:
+        raise UserError(
+            f"{way!r}: {groups} groups; a regular expression needs one, around the answer "
+            "(others are written (?:...))"
+        )
+
+
+def last_group(expression: str, text: str) -> str | None:
+    """What the group holds in the last match; a search that takes too long has found nothing."""
+    try:
+        matches = regex.finditer(expression, text, timeout=SECONDS)
+        found = [match[1] for match in matches if match[1] is not None]
+    except TimeoutError:
+        caution(
+            f"extract {expression!r} took more than {SECONDS:g} s on a text of {len(text)} "
+            "characters, and found nothing there"
+        )
+        return None
+    return found[-1] if found else None
 
 
 def extract_answer(text: str, ways: Sequence[str] = MATHS) -> str | None:

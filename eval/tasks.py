@@ -41,7 +41,9 @@ class Task:
     summary: str = option("", "one line for reports")
     grader: str = option("math", f"{', '.join(GRADERS)}")
     extract: tuple[str, ...] = option(
-        (), f"how the answer is found, tried in turn: {', '.join(grading.WAYS)}"
+        (),
+        f"how the answer is found, tried in turn: {', '.join(grading.WAYS)}, or a regular "
+        "expression with one group, whose last match counts",
     )
     prompt: str = option(
         "{{ problem }}", f"the user's turn, a Jinja template of {', '.join(_SHOWN)}"
@@ -59,8 +61,10 @@ class Task:
         if self.grader not in GRADERS:
             raise UserError(f"grader {self.grader!r}: {nearest(self.grader, list(GRADERS))}")
         for way in self.extract:
-            if way not in grading.WAYS:
-                raise UserError(f"extract {way!r}: {nearest(way, list(grading.WAYS))}")
+            try:
+                grading.check_way(way)
+            except UserError as error:
+                raise UserError(f"extract {error}") from None
         if self.extract and not self._kind.ways:
             raise UserError(f"grader {self.grader} looks for no answer; leave extract out")
         for name in ("problems", "batch_size", "max_new_tokens"):
@@ -202,6 +206,8 @@ def _read(path: Path) -> Task:
         if key in values
     }
     plain = {key: value for key, value in values.items() if key not in parts}
+    if isinstance(way := plain.get("extract"), str) and "(" in way:
+        plain["extract"] = [way]  # an expression's own commas divide nothing
     return replace(from_mapping(Task, {"name": path.stem, **plain}, str(path)), **parts)
 
 

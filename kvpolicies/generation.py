@@ -70,4 +70,5 @@ def _trace(cache: FixedBudgetCache, r: Request) -> EvictionTrace:
     times = torch.stack([layer.times(r.row, r.fed) for layer in cache.slot_layers])
     # Evicted only after the last token that counts: never.
     times = torch.where(times < r.fed, times, NEVER)
-    return EvictionTrace(times[None], torch.tensor([fed]))
+    prompt, last = torch.tensor([len(r.prompt)]), torch.tensor([r.tokens[-1]])
+    return EvictionTrace(times[None], torch.tensor([fed]), prompt, last)

@@ -30,6 +30,10 @@ class EvictionTrace:
     """e, int32."""
     tokens: Int[Tensor, "B T"]
     """Token ids, int64; right-padded with -1."""
+    prompts: Int[Tensor, "B"] | None = None
+    """How many of the tokens are the prompt's; None where nobody said."""
+    last: Int[Tensor, "B"] | None = None
+    """The new token that was chosen last and never processed: it has no keys."""
 
     def __post_init__(self) -> None:
         if self.times.dim() != 4 or self.times.dtype != torch.int32:
@@ -42,6 +46,14 @@ class EvictionTrace:
                 f"eviction trace: tokens {list(self.tokens.shape)} do not fit times "
                 f"{list(self.times.shape)}"
             )
+        for name in ("prompts", "last"):
+            given = getattr(self, name)
+            if given is not None and (given.shape != self.tokens.shape[:1] or given.min() < 0):
+                raise UserError(
+                    f"eviction trace: {name} must be {self.tokens.shape[0]} whole numbers >= 0"
+                )
+        if self.prompts is not None and not 0 < self.prompts.min() <= self.tokens.shape[1]:
+            raise UserError("eviction trace: prompts are as long as 1 token to all of them")
 
     def visible(self, layer: int) -> Bool[Tensor, "B H T T"]:
         """mask[b, h, q, t] of a layer, by its number: query q sees key t."""
@@ -60,7 +72,8 @@ class EvictionTrace:
 
     def save(self, path: str | Path) -> None:
         """Writes one safetensors file; `OSError` where it cannot be written."""
-        tensors = {"times": self.times.contiguous().cpu(), "tokens": self.tokens.contiguous().cpu()}
+        every = {name: getattr(self, name) for name in ("times", "tokens", "prompts", "last")}
+        tensors = {k: t.contiguous().cpu() for k, t in every.items() if t is not None}
         save_file(tensors, path, metadata={"format": "kvpolicies.EvictionTrace", "version": "1"})
 
     @classmethod
@@ -74,7 +87,8 @@ class EvictionTrace:
             raise UserError(f"eviction trace {path}: no such file")
         try:
             tensors = load_file(path)
-            return cls(tensors["times"], tensors["tokens"])
+            known = {name: tensors.get(name) for name in ("prompts", "last")}
+            return cls(tensors["times"], tensors["tokens"], **known)
         except UserError:
             raise
         except Exception as error:  # safetensors has its own exception types
@@ -88,7 +102,13 @@ class EvictionTrace:
         def padded(x: Tensor, fill: int) -> Tensor:
             return torch.nn.functional.pad(x, (0, longest - x.shape[-1]), value=fill)
 
+        def joined(name: str) -> Tensor | None:
+            every = [getattr(t, name) for t in traces]
+            return None if any(x is None for x in every) else torch.cat(every)
+
         return cls(
             torch.cat([padded(t.times, NEVER) for t in traces]),
             torch.cat([padded(t.tokens, -1) for t in traces]),
+            joined("prompts"),
+            joined("last"),
         )

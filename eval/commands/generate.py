@@ -41,10 +41,10 @@ def run(args: argparse.Namespace) -> int:
     texts = _prompts(args)
     if args.trace and Path(args.trace).exists() and not Path(args.trace).is_dir():
         raise UserError(f"--trace {args.trace}: is a file, not a folder")
-    for text, generation, tokenizer in _generations(config, texts, args):
+    for text, ids, generation, tokenizer in _generations(config, texts, args):
         answer = tokenizer.decode(generation.tokens, skip_special_tokens=True)
         if args.json:
-            print(json.dumps(_record(text, answer, generation), ensure_ascii=False))
+            print(json.dumps(_record(text, ids, answer, generation), ensure_ascii=False))
         else:
             print(answer)
         if args.trace:
@@ -76,7 +76,8 @@ def _generations(config: Deployment, texts: list[str], args: argparse.Namespace)
             progress="prompts" if sys.stderr.isatty() else None,
             step=config.step,
         )
-    return [(text, g, tokenizer) for text, g in zip(texts, generations, strict=True)]
+    every = zip(texts, prompts, generations, strict=True)
+    return [(text, ids, made, tokenizer) for text, ids, made in every]
 
 
 def _prompts(args: argparse.Namespace) -> list[str]:
@@ -113,7 +114,8 @@ def _encoded(prompts: Prompts, texts: list[str]) -> list[list[int]]:
     return encoded
 
 
-def _record(prompt: str, answer: str, generation: Any) -> dict[str, Any]:
+def _record(prompt: str, ids: list[int], answer: str, generation: Any) -> dict[str, Any]:
     keys = ("finish", "prompt_tokens", "max_slots", "cache_bytes", "state_bytes", "seconds")
     numbers = {key: getattr(generation, key) for key in keys}
-    return {"prompt": prompt, "text": answer, "tokens": len(generation.tokens), **numbers}
+    tokens = {"prompt_ids": ids, "ids": generation.tokens, "tokens": len(generation.tokens)}
+    return {"prompt": prompt, "text": answer, **tokens, **numbers}

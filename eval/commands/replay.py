@@ -2,8 +2,14 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvpolicies.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvpolicies.trace import EvictionTrace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,11 +44,20 @@ def run(args: argparse.Namespace) -> int:
     if not bool(logits.amax(dim=-1).isfinite().all()):
         raise UserError(f"{args.trace}: the logits of {args.model} are not finite on its tokens")
     length = trace.tokens.shape[1]
-    agree = (logits[0, :-1].argmax(-1) == trace.tokens[0, 1:]).tolist()
     kept = trace.cache_length(length - 1).float().mean().item()
     print(f"tokens {length}, slots held at the end {kept:.0f} of {length} (mean over heads)")
-    print(
-        "tokens that are greedy under the replayed mask (a prompt's were given, not chosen): "
-        f"{sum(agree)} of {length - 1}"
-    )
+    print(f"{_agreement(trace, logits[0].argmax(-1).cpu())} greedy under the replayed mask")
     return 0
+
+
+def _agreement(trace: "EvictionTrace", greedy: "Tensor") -> str:
+    """How many of the new tokens are those that the logits [T, V] put first."""
+    import torch
+
+    said = trace.tokens[0, 1:]
+    first, what = 1, "tokens are (a prompt's, which were given and not chosen, among them)"
+    if trace.prompts is not None and trace.last is not None:
+        said = torch.cat([said, trace.last])
+        first, what = int(trace.prompts[0]), "new tokens are"
+    same = (greedy[first - 1 : len(said)] == said[first - 1 :]).tolist()
+    return f"{'all' if all(same) else f'{sum(same)} of'} {len(same)} {what}"

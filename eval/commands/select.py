@@ -52,7 +52,9 @@ class Wanted:
     )
     out: str = option("deploy.yaml", "the deployment file to write")
     json: str | None = option(
-        None, "where to write all figures; default: selection.json beside --out, with it"
+        None,
+        "where to write all figures; default: selection.json beside deploy.yaml, and "
+        "NAME.selection.json beside NAME.yaml",
     )
 
     def __post_init__(self) -> None:
@@ -97,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     wanted = config.from_args(Wanted, args)
     limits = _limits(wanted)
     out = Path(wanted.out)
-    record = Path(wanted.json) if wanted.json else out.parent / "selection.json"
+    record = Path(wanted.json) if wanted.json else _beside(out)
     if record == out:
         raise UserError(f"--json {record}: is --out too; name another file")
     check_free(out, "--out", args.force)
@@ -117,6 +119,12 @@ def run(args: argparse.Namespace) -> int:
         write_files({record: texts[record]})
     print("\nNothing was written" + (f" but {record}." if wanted.json else "."))
     return NOTHING if made.verdict == NONE else CANNOT_TELL
+
+
+def _beside(out: Path) -> Path:
+    """Where the figures go: each deployment file has some of its own."""
+    plain = out.stem == Path(Wanted.out).stem
+    return out.with_name("selection.json" if plain else f"{out.stem}.selection.json")
 
 
 def _flag(name: str) -> str:

@@ -1,6 +1,7 @@
 """`generate` and `replay` on real files; refusals are one line, status 2, nothing written."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from kvpolicies.cli import main
 from kvpolicies.config import Deployment, dump_yaml
 from kvpolicies.eval import embedded
 from kvpolicies.eval.ledger import make_problem
+from kvpolicies.trace import EvictionTrace
 
 
 def fails(argv: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,11 +64,23 @@ def test_generate_from_a_deployment_file_then_replay(
     assert main(command + files) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["max_slots"] == 80 and record["tokens"] > 60 and record["state_bytes"] > 0
-    assert main(["replay", str(tmp_path / "traces" / "0.safetensors")]) == 0
-    out = capsys.readouterr().out
-    agree, of = out.rsplit(": ", 1)[1].split(" of ")
-    # All generated tokens, of which greedy decoding chose each, must come out again.
-    assert int(agree) >= record["tokens"] - 1 and int(of) >= int(agree)
+    assert len(record["ids"]) == record["tokens"]
+    assert len(record["prompt_ids"]) == record["prompt_tokens"] == len(problem.prompt.split())
+    path = tmp_path / "traces" / "0.safetensors"
+    trace = EvictionTrace.load(path)
+    assert trace.tokens[0].tolist() == [*record["prompt_ids"], *record["ids"][:-1]]
+    assert main(["replay", str(path)]) == 0
+    told = f"all {record['tokens']} new tokens are greedy under the replayed mask"
+    assert capsys.readouterr().out.splitlines()[1] == told
+    wrong = trace.tokens.clone()
+    wrong[0, -3] = 0  # which changes what follows, too
+    replace(trace, tokens=wrong).save(path)
+    assert main(["replay", str(path)]) == 0
+    agree, rest = capsys.readouterr().out.splitlines()[1].split(" of ")
+    assert 0 < int(agree) < record["tokens"] and rest == told.removeprefix("all ")
+    replace(trace, prompts=None, last=None).save(path)  # as an older version wrote it
+    assert main(["replay", str(path)]) == 0
+    assert f" of {trace.tokens.shape[1] - 1} tokens are (a prompt's" in capsys.readouterr().out
 
 
 def test_refusals(

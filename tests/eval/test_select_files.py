@@ -43,6 +43,16 @@ def test_nothing_there_is_overwritten(study, tmp_path, capsys):
     assert load_yaml(Deployment, out).policy == "rkv"
 
 
+def test_another_deployment_file_has_a_record_of_its_own(study, tmp_path, capsys):
+    argv = [study, "--largest-loss", "0.05", "--out"]
+    assert select(capsys, *argv, tmp_path / "deploy.yaml")[0] == 0
+    before = (tmp_path / "selection.json").read_bytes()
+    assert select(capsys, *argv, tmp_path / "other.yaml")[0] == 0
+    assert (tmp_path / "selection.json").read_bytes() == before
+    names = {"deploy.yaml", "selection.json", "other.yaml", "other.selection.json"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
 def test_a_file_that_cannot_be_moved_into_place_leaves_what_was_there(tmp_path, monkeypatch):
     (tmp_path / "a").write_text("before")
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kvpolicies.errors import UserError
-from kvpolicies.eval import embedded, run
+from kvpolicies.errors import Caution, UserError
+from kvpolicies.eval import embedded, grading, run
 from kvpolicies.eval.results import NAME, read_rows
 from kvpolicies.eval.study import Study
-from kvpolicies.eval.tasks import TASKS, fingerprint, read_problems
+from kvpolicies.eval.tasks import TASKS, Problem, find_task, fingerprint, read_problems
 
 KEYS = ("id", "problem", "answer")
 
@@ -135,6 +135,19 @@ def test_how_it_is_graded_belongs_to_the_fingerprint(tmp_path):
     assert len(marks) == 3
 
 
+def test_a_tasks_own_expression_finds_the_answer(tmp_path, monkeypatch):
+    task = find_task(own(tmp_path, "max_new_tokens: 9\nextract: 'Result, all told: (-?[0-9,]+)'\n"))
+    assert task.ways == ("Result, all told: (-?[0-9,]+)",)
+    problem = Problem("p", "?", "12")
+    says = [r"Result, all told: 3. Result, all told: 12", r"\boxed{12}", "Result, all told: x"]
+    assert [task.grade(problem, text)["correct"] for text in says] == [1, 0, 0]
+    both = replace(task, extract=("boxed", "(?:is|are) ([0-9]+)"))
+    assert both.grade(problem, "they are 12") == both.grade(problem, r"\boxed{12}")
+    monkeypatch.setattr(grading, "SECONDS", 0.01)
+    with pytest.warns(Caution, match=r"took more than 0\.01 s on a text of 5001 characters"):
+        assert replace(task, extract=("(x+x+)+y",)).grade(problem, "x" * 5000 + ".")["correct"] == 0
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -144,7 +157,9 @@ def test_how_it_is_graded_belongs_to_the_fingerprint(tmp_path):
         ("hub: openai/gsm8k", "hub: expected keys and values"),
         ("hub: {id: a, files: [a.txt]}", "files must all be of one kind"),
         ("grader: maths", "did you mean 'math'"),
-        ("extract: [box]", "did you mean 'boxed'"),
+        ("extract: [box]", "did you mean 'boxed'.* or a regular expression with one group"),
+        ("extract: ['(a', boxed]", "extract '.a': no regular expression .missing"),
+        ("extract: ['answer (is )?(.*)']", "2 groups; a regular expression needs one"),
         ("grader: code\nextract: [boxed]", "leave extract out"),
         ("prompt: '{{ problm }}'", "unknown 'problm': did you mean 'problem'"),
         ("prompt: '{% if %}'", "no valid template"),

@@ -1,5 +1,6 @@
 """Eviction traces: saving, reading off, and refusing what is no trace."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from safetensors.torch import save_file
 
 import kvpolicies
 from kvpolicies.budget import Budget
+from kvpolicies.errors import UserError
 from kvpolicies.trace import NEVER, EvictionTrace
 from tests.support.models import prompts, tiny
 
@@ -20,7 +22,10 @@ def test_roundtrip_and_what_can_be_read_off(tmp_path: Path) -> None:
     assert trace is not None
     trace.save(tmp_path / "t.safetensors")
     again = EvictionTrace.load(tmp_path / "t.safetensors")
-    assert torch.equal(again.times, trace.times) and torch.equal(again.tokens, trace.tokens)
+    for name in ("times", "tokens", "prompts", "last"):
+        assert torch.equal(getattr(again, name), getattr(trace, name))
+    assert torch.equal(again.prompts, torch.tensor([30]))  # type: ignore[arg-type]
+    assert torch.equal(again.last, torch.tensor(out.tokens[-1:]))  # type: ignore[arg-type]
     for query in range(trace.times.shape[-1]):
         assert (trace.cache_length(query) <= 20).all()
     assert (trace.cache_length(trace.times.shape[-1] - 1) == 20).all()
@@ -37,7 +42,13 @@ def test_stack_pads_behind_the_end() -> None:
     ]
     stacked = EvictionTrace.stack(traces)
     assert stacked.times[0, 0, 0].tolist() == [3, 3, NEVER, NEVER]
-    assert stacked.tokens[0].tolist() == [0, 0, -1, -1]
+    assert stacked.tokens[0].tolist() == [0, 0, -1, -1] and stacked.prompts is None
+    told = [replace(t, prompts=torch.tensor([n])) for n, t in enumerate(traces, 1)]
+    joined = EvictionTrace.stack(told).prompts
+    assert joined is not None and joined.tolist() == [1, 2]
+    for bad in ([0], [3], [-1]):
+        with pytest.raises(UserError, match="prompts"):
+            replace(traces[0], prompts=torch.tensor(bad))
 
 
 def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
