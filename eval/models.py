@@ -138,8 +138,22 @@ def _load(name: str, dtype: Any, spread: dict[str, Any]) -> tuple[Any, Any]:
         return embedded.load(dtype, **spread)
     where, options = _files(name)
     tokenizer = AutoTokenizer.from_pretrained(where, **options)
-    model = weights.pretrained(AutoModelForCausalLM, where, dtype=dtype, **options, **spread)
+    plain = _dequantised() if "gguf_file" in options else {}
+    model = weights.pretrained(
+        AutoModelForCausalLM, where, dtype=dtype, **options, **plain, **spread
+    )
     return model, tokenizer
+
+
+def _dequantised() -> dict[str, Any]:
+    """Weights of a GGUF file as plain tensors: the same numbers whatever kernels a machine has.
+
+    Newer releases may leave them packed, older ones never do.
+    """
+    import transformers
+
+    kind = getattr(transformers, "GgufConfig", None)
+    return {} if kind is None else {"quantization_config": kind(dequantize=True)}
 
 
 def _files(name: str) -> tuple[str, dict[str, str]]:

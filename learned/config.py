@@ -11,7 +11,7 @@ from kvpolicies.policy import whole
 
 KINDS = ("kvpop", "kvpop_mlp", "dms", "trimkv")
 FEATURES = ("post_rope", "pre_rope")
-_BASE = ("architecture", "layers", "heads", "head_dim", "config_hash")
+_BASE = ("architecture", "layers", "heads", "head_dim", "config_hash", "weights")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,8 @@ class ScorerConfig:
             whole(layer, 0, "scorer: layers", 1 << 20)
         if not self.layers or len(set(self.layers)) < len(self.layers):
             raise UserError(f"scorer: layers must be distinct, at least one, got {self.layers}")
-        if self.base and sorted(self.base) != sorted(_BASE):
+        # Older versions did not say which weights.
+        if self.base and sorted({*self.base, "weights"}) != sorted(_BASE):
             raise UserError(f"scorer: base must name {', '.join(_BASE)}, got {sorted(self.base)}")
 
     @property

@@ -41,15 +41,22 @@ def per_head(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out.view(h, b, s, -1).transpose(0, 1)
 
 
+def normal(shape: tuple[int, ...], deviation: float) -> nn.Parameter:
+    """A parameter drawn from a normal distribution; on the meta device nothing is drawn."""
+    drawn = torch.empty(shape)
+    # There torch would first load its compiler, which takes seconds.
+    return nn.Parameter(drawn if drawn.is_meta else drawn.normal_(0, deviation))
+
+
 class HeadMLP(nn.Module):
     """kvpop_mlp: [k; v] -> hidden, SiLU -> a number, with weights of its own for every KV head."""
 
     def __init__(self, config: ScorerConfig):
         super().__init__()
         h, x, hidden = config.heads, 2 * config.head_dim, config.hidden
-        self.first = nn.Parameter(torch.randn(h, x, hidden) * x**-0.5)
+        self.first = normal((h, x, hidden), x**-0.5)
         self.first_bias = nn.Parameter(torch.zeros(h, hidden))
-        self.second = nn.Parameter(torch.randn(h, hidden, 1) * 0.02)
+        self.second = normal((h, hidden, 1), 0.02)
         self.second_bias = nn.Parameter(torch.zeros(h, 1))
 
     def forward(self, seen: Seen, state: State) -> tuple[Tensor, State]:

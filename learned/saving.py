@@ -24,6 +24,18 @@ def write(folder: Path, config: ScorerConfig, tensors: Mapping[str, Tensor]) -> 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(plain, folder / WEIGHTS)
+    except OSError as error:
+        raise UserError(f"scorer {folder}: {error.strerror or error}") from None
+    write_config(folder, config)
+
+
+def write_config(folder: Path, config: ScorerConfig) -> None:
+    """Writes the config alone.
+
+    Raises:
+        UserError: if it cannot be written.
+    """
+    try:
         (folder / CONFIG).write_text(config.to_json(), encoding="utf-8")
     except OSError as error:
         raise UserError(f"scorer {folder}: {error.strerror or error}") from None

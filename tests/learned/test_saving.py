@@ -1,5 +1,6 @@
 """Scorers on disk and on the hub: round trip, what is refused, and which model they fit."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from safetensors.torch import load_file, save_file
 
 import kvpolicies
 from kvpolicies.errors import UserError
+from kvpolicies.eval.memory import meta_model
 from kvpolicies.learned import scorer as module
-from kvpolicies.learned.base import check_base, config_for, fingerprint
+from kvpolicies.learned.base import bind, check_base, config_for, fingerprint
 from kvpolicies.learned.config import KINDS
 from kvpolicies.learned.scorer import Scorer
 from kvpolicies.registry import resolve
@@ -115,6 +117,7 @@ def test_a_fingerprint_is_the_models_and_nothing_elses() -> None:
         "heads": 2,
         "head_dim": 16,
         "config_hash": base["config_hash"],
+        "weights": base["weights"],
     }
     config = tiny().config
     before = config.to_dict()
@@ -149,6 +152,70 @@ def test_another_base_is_refused_with_both_names(tmp_path: Path) -> None:
     layers = config_for(hybrid, "kvpop").layers
     assert 0 < len(layers) < hybrid.config.num_hidden_layers
     check_base(config_for(hybrid, "kvpop"), hybrid)
+
+
+def test_another_model_of_the_same_config_is_refused(tmp_path: Path) -> None:
+    random_scorer(config_for(tiny(), "kvpop_mlp")).save_pretrained(tmp_path)
+    spec = f"kvpop_mlp(scorer='{tmp_path}')"
+    torch.manual_seed(1)
+    other = type(tiny())(tiny().config)
+    says = "with other weights: 1[0-9] of 24 tensors differ, model.embed_tokens.weight for one"
+    refused(lambda: kvpolicies.FixedBudgetCache(other, spec, 64), says)
+    tuned = copy.deepcopy(tiny())
+    with torch.no_grad():
+        tuned.model.layers[1].mlp.up_proj.weight += 0.003
+    says = r"1 of 24 tensors differ, model\.layers\.1\.mlp\.up_proj\.weight for one"
+    refused(lambda: kvpolicies.generate(tuned, [[5]], spec, 64, max_new_tokens=2), says)
+    with torch.no_grad():
+        tuned.model.layers[1].mlp.up_proj.weight.copy_(tiny().model.layers[1].mlp.up_proj.weight)
+        tuned.lm_head.weight += 1  # decides no key, value or input
+    kvpolicies.FixedBudgetCache(tuned, spec, 64)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_models_dtype_makes_it_no_other_model(dtype: torch.dtype) -> None:
+    low = copy.deepcopy(tiny()).to(dtype)
+    check_base(config_for(tiny(), "dms"), low)
+    check_base(config_for(low, "dms"), tiny())
+    check_base(config_for(copy.deepcopy(tiny()).half(), "dms"), copy.deepcopy(tiny()).bfloat16())
+
+
+def test_a_model_without_storage_has_no_weights_to_compare() -> None:
+    bare = meta_model(tiny().config, torch.float32)
+    check_base(config_for(tiny(), "dms"), bare)
+    assert fingerprint(bare) == {**fingerprint(tiny()), "weights": ""}
+
+
+def test_scorers_of_older_versions_say_what_to_do(tmp_path: Path) -> None:
+    random_scorer(config_for(tiny(), "kvpop_mlp")).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    bound = file.read_text()
+    values = json.loads(bound)
+    for wrong in ("!", values["base"]["weights"][:-4], "", 3, None):
+        file.write_text(json.dumps({**values, "base": {**values["base"], "weights": wrong}}))
+        spec = f"kvpop_mlp(scorer='{tmp_path}')"
+        refused(lambda spec=spec: kvpolicies.FixedBudgetCache(tiny(), spec, 64), "holds no sample")
+    del values["base"]["weights"]
+    file.write_text(json.dumps(values))
+    refused(
+        lambda: kvpolicies.FixedBudgetCache(tiny(), f"kvpop_mlp(scorer='{tmp_path}')", 64),
+        "does not say which weights .* give its training command again",
+    )
+    refused(lambda: bind(tmp_path, tiny("llama")), "was trained for Qwen3ForCausalLM")
+    bind(tmp_path, tiny())
+    assert file.read_text() == bound
+
+
+def test_sizes_that_a_config_claims_are_not_allocated(tmp_path: Path) -> None:
+    random_scorer(small("kvpop_mlp")).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    values = json.loads(file.read_text())
+    for claims, says in (
+        ({"hidden": 1 << 20, "heads": 1 << 20}, r"config.json says \[1048576, 16, 1048576\]"),
+        ({"hidden": 1 << 20, "heads": 1 << 20, "head_dim": 1 << 20}, "no memory is as large"),
+    ):
+        file.write_text(json.dumps({**values, **claims}))
+        refused(lambda: Scorer.from_pretrained(tmp_path), says)
 
 
 def test_a_hybrid_models_full_layers_are_scored(tmp_path: Path) -> None:
