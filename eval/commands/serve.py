@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvpolicies.config import Deployment, from_args, option, read_yaml
@@ -82,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
     from kvpolicies.eval.serve.running import address, is_loopback, listen
     from kvpolicies.eval.serve.running import run as run_server
 
-    key = _key(serving)
+    serving = replace(serving, name=_name(config, serving), api_key=_key(serving))
     with listen(serving.host, serving.port) as sock, ExitStack() as stack:
-        access = _access(serving, key, is_loopback(sock))
+        access = _access(serving, is_loopback(sock))
         encoder, engine = _loaded(config, serving, stack)
         print(f"kvpolicies: serving {_described(config, engine)} on {address(sock)}", flush=True)
         return run_server(
@@ -109,6 +109,17 @@ def _check(config: Deployment) -> None:
         raise UserError(f"policy {policy} is made for {made}, not for {config.model}")
 
 
+def _name(config: Deployment, serving: Serving) -> str:
+    name = serving.name or config.model
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            "the model's name is no UTF-8 text, and cannot be sent; give --name"
+        ) from None
+    return name
+
+
 def _key(serving: Serving) -> str:
     if serving.api_key or KEY not in os.environ:
         return serving.api_key
@@ -117,15 +128,15 @@ def _key(serving: Serving) -> str:
     return os.environ[KEY]
 
 
-def _access(serving: Serving, key: str, loopback: bool) -> Any:
+def _access(serving: Serving, loopback: bool) -> Any:
     from kvpolicies.eval.serve.guard import Access
 
     names = [serving.host, *serving.allow_hosts]
     if not loopback:
         names.append(socket.gethostname())
     hosts = frozenset(name.lower().rstrip(".") for name in names)
-    access = Access(loopback, key, hosts, serving.cors_origins)
-    if not loopback and not key:
+    access = Access(loopback, serving.api_key, hosts, serving.cors_origins)
+    if not loopback and not serving.api_key:
         print(f"kvpolicies: whoever reaches {serving.host} can use this server; --api-key asks for "
               "a key", file=sys.stderr)  # fmt: skip
     return access
@@ -179,7 +190,7 @@ def _served(config: Deployment, own: Serving, access: Any, encoder: Any, engine:
         service=Service(engine, Metrics(), own.queue),
         encoder=encoder,
         access=access,
-        model=own.name or config.model,
+        model=own.name,
         policy=str(engine.policy),
         sampling=Sampling(config.temperature, config.top_p, config.top_k),
         max_body=own.max_body,

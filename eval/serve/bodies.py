@@ -23,7 +23,7 @@ from kvpolicies.eval.serve.fields import check_others
 from kvpolicies.sampling import COLDEST, Sampling
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
-STOPS, STOP_LENGTH = 4, 256
+STOPS, STOP_LENGTH, MESSAGES = 4, 256, 4096
 
 
 def _kind(expected: str, empty: str = "<texts>") -> Discriminator:
@@ -162,7 +162,7 @@ class Body(BaseModel):
 class ChatBody(Body):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 
     @property

@@ -36,8 +36,8 @@ def listen(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         # Two servers could share a port on some systems; create_server refuses that on POSIX.
         return socket.create_server(address[:2], family=family, backlog=1024)
-    except OSError as error:
-        reason = error.strerror or error
+    except (OSError, UnicodeError) as error:  # a name that DNS cannot spell is the latter
+        reason = getattr(error, "strerror", None) or error
         raise UserError(
             f"cannot listen on {host}:{port}: {reason}; choose another --port"
         ) from None

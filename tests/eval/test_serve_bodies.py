@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -108,6 +110,53 @@ def test_bad_bodies_are_refused_in_one_line_that_names_the_field(made: Any) -> N
         assert "\n" not in error["message"] and len(error["message"]) < 1200, what
 
 
+VALUES: list[Any] = [
+    None, True, False, 0, -1, 1, 7, 2**31, 2**63, 10**400, -(10**400), 0.0, 1e-300, 0.5, 1e308,
+    "", "ann", "\x00", "\U0001f600", "<eos>", "x" * 5000, [], [[]], [[[]]], [1], [-1], [0.5],
+    ["ann"], [None], [1, "ann"], [[1], [2]], {}, {"a": 1}, {"type": "text"}, [{}],
+    {"type": "text", "text": "ann"}, [{"role": "user"}], [{"role": "user", "content": "ann"}],
+    [{"type": "text", "text": "ann"}], [{"type": "text", "text": 1}],
+]  # fmt: skip
+FIELDS = [
+    "prompt", "messages", "model", "max_tokens", "max_completion_tokens", "temperature", "top_p",
+    "top_k", "seed", "stop", "stream", "stream_options", "n", "logit_bias", "tools", "user",
+    "response_format", "role", "content", "min_p", "echo", "", "\x00",
+]  # fmt: skip
+
+
+def strange(rng: random.Random, path: str) -> dict[str, Any]:
+    """A body that is nearly right."""
+    body: dict[str, Any] = {"prompt": "ann"} if path == TEXT else {"messages": [user("ann")]}
+    body["max_tokens"] = 1
+    for _ in range(rng.randrange(1, 3)):
+        body[rng.choice(FIELDS)] = rng.choice(VALUES)
+    if path == CHAT and rng.random() < 0.5:
+        turn: Any = {"role": rng.choice(["user", "assistant", "system", rng.choice(VALUES)])}
+        for key in rng.choices(["content", "name", "reasoning_content", "tool_calls", "x"], k=2):
+            turn[key] = rng.choice(VALUES)
+        body["messages"] = [turn, user("ann")]
+    return body
+
+
+def test_no_body_makes_a_server_fail(made: Any) -> None:
+    rng = random.Random(0)
+
+    async def scenario() -> None:
+        async with app(*made) as (own, served):
+            seen: Counter[int] = Counter()
+            for path in (TEXT, CHAT) * 400:
+                body = strange(rng, path)
+                answer = await ask(own, "POST", path, body)
+                seen[answer.status] += 1
+                if answer.status != 200:
+                    assert answer.status in (400, 404), (body, answer.body[:300])
+                    message = answer.error["message"]
+                    assert message and "\n" not in message and len(message) < 1500
+            assert served.service.state == "ok" and min(seen[200], seen[400]) > 20
+
+    asyncio.run(scenario())
+
+
 NEUTRAL: dict[str, Any] = {
     "min_p": 0, "repetition_penalty": 1, "top_k": -1, "ignore_eos": False,
     "skip_special_tokens": True, "presence_penalty": 0.0, "frequency_penalty": 0, "n": 1,
@@ -189,6 +238,7 @@ def test_a_model_may_have_slashes_in_its_name(made: Any) -> None:
         (TextBody, {"prompt": [None] * 200_000}),
         (TextBody, {"prompt": [["x"]] * 100_000}),
         (ChatBody, {"messages": [{}] * 200_000}),
+        (ChatBody, {"messages": [user("")] * 28_000}),
         (ChatBody, {"messages": [user([1] * 300_000)]}),
         (ChatBody, {"messages": [user([{"type": "x"}] * 60_000)]}),
     ],

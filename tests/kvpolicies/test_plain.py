@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE, Unigram, WordLevel
-from transformers import PreTrainedTokenizerFast
+from transformers import AddedToken, PreTrainedTokenizerFast
 
 from kvpolicies.errors import UserError
 from kvpolicies.models import tokens
@@ -26,7 +26,7 @@ LETTERS = "abcdeinstu<>|/_ ▁s"
 def fast(inner: Tokenizer, special: list[str], others: list[str]) -> Any:
     inner.add_special_tokens(special)
     made = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token=special[0])
-    made.add_tokens(tuple(AddedToken(token, normalized=False) for token in others))
+    made.add_tokens([AddedToken(token, normalized=False) for token in others])
     made.chat_template = CHAT
     return made
 
