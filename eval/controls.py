@@ -18,7 +18,7 @@ from kvpolicies.eval.measures import Measure, Row
 from kvpolicies.eval.prompts import Request
 from kvpolicies.eval.results import FULL, Key
 from kvpolicies.eval.stats import Interval
-from kvpolicies.eval.tasks import Grades, Problem, Task
+from kvpolicies.eval.tasks import Problem, Task
 from kvpolicies.generation import Generation
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 LENGTH, MEMORY = "same_length", "same_memory"
 NAMES = {LENGTH: "full, same length", MEMORY: "full, same memory"}
 MEANINGS = {
-    LENGTH: "full, stopped after as many new tokens as this policy wrote in the same sample",
+    LENGTH: "full, stopped after as many new tokens as this policy wrote in the same sample; "
+    "shown only where each text so cut has its answer by then",
     MEMORY: "full, stopped where prompt and new tokens fill the slots of this cell "
     "(a policy's own state comes on top of them)",
 }
@@ -50,7 +51,7 @@ class Cuts:
         self.task, self.kept, self.decode = task, kept, decode
         self._full: dict[Key, Row] = {}
         self._seen = 0
-        self._grades: dict[tuple[Key, int], Grades] = {}
+        self._made: dict[tuple[Key, int], Row] = {}
 
     def of(self, request: Request, made: Generation, budget: BudgetSpec) -> dict[str, Row]:
         """The controls of one sample of a policy at `budget`: length and grades of each."""
@@ -73,12 +74,12 @@ class Cuts:
         length = min(limit, row["length"])
         if length == row["length"]:
             grades = {name: row[name] for name in _graded(self.task.measures)}
-        elif (Key.of(row), length) in self._grades:
-            grades = self._grades[Key.of(row), length]
-        else:
-            grades = self.task.grade(problem, self.decode(row["tokens"][:length]))
-            self._grades[Key.of(row), length] = grades
-        return {"length": length, "cut": length < row["length"], **grades}
+            return {"length": length, "cut": False, **grades}
+        if (Key.of(row), length) not in self._made:
+            text = self.decode(row["tokens"][:length])
+            told = {"answered": self.task.answers(text), **self.task.grade(problem, text)}
+            self._made[Key.of(row), length] = told
+        return {"length": length, "cut": True, **self._made[Key.of(row), length]}
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,10 @@ class Control:
     """New tokens."""
     cut: float
     """Share of samples in which full had more to say."""
+    answered: float
+    """Share of samples that were not cut, or whose text has its answer nevertheless."""
+    tells: bool
+    """Whether it says anything of the cell."""
 
 
 def of_cell(measures: Sequence[Measure], rows: Sequence[Row], seed: int) -> dict[str, Control]:
@@ -105,13 +110,14 @@ def of_cell(measures: Sequence[Measure], rows: Sequence[Row], seed: int) -> dict
             if name in row.get("controls", {})
         ]
         if rows and len(made) == len(rows):
-            found[name] = _control(measures, rows, made, seed)
+            found[name] = _control(name, measures, rows, made, seed)
     return found
 
 
 def _control(
-    measures: Sequence[Measure], rows: Sequence[Row], made: Sequence[Row], seed: int
+    name: str, measures: Sequence[Measure], rows: Sequence[Row], made: Sequence[Row], seed: int
 ) -> Control:
+    answered = sum(not row["cut"] or row.get("answered", False) for row in made) / len(made)
     return Control(
         values={item.key: item.estimate(made, seed) for item in measures},
         differences={
@@ -119,6 +125,10 @@ def _control(
         },
         mean_length=sum(row["length"] for row in made) / len(made),
         cut=sum(row["cut"] for row in made) / len(made),
+        answered=answered,
+        # Who stops at a memory has no answer then. A length is no way to stop: where the answer
+        # comes last, full cut to one has lost it to the cut, and compares with nothing.
+        tells=name == MEMORY or answered == 1,
     )
 
 
@@ -132,6 +142,7 @@ def columns(measures: Sequence[Measure], controls: Mapping[str, Control]) -> dic
         for heading, interval in shown.items():
             entries |= zip((heading, f"{heading}_low", f"{heading}_high"), interval, strict=True)
         entries[f"full_{name}_length"] = control.mean_length
+        entries[f"full_{name}_answered"] = control.answered
     return entries
 
 
@@ -142,12 +153,19 @@ def _graded(measures: Sequence[Measure]) -> list[str]:
 
 def shown(cells: Sequence["Summary"]) -> list[str]:
     """Which controls a study's table has."""
-    return [name for name in NAMES if any(name in cell.controls for cell in cells)]
+    return [name for name in NAMES if any(_told(cell, name) for cell in cells)]
+
+
+def _told(cell: "Summary", name: str) -> bool:
+    return name in cell.controls and cell.controls[name].tells
 
 
 def gap(measure: Measure, cell: "Summary", name: str) -> tuple[str, float] | None:
-    """The cell minus its control, as the table says it, and its value; None without the control."""
-    if name not in cell.controls or measure.key not in cell.controls[name].differences:
+    """The cell minus its control, as the table says it, and its value; None where that is nothing.
+
+    A cell has no such control, or one that does not tell.
+    """
+    if not _told(cell, name) or measure.key not in cell.controls[name].differences:
         return None
     found = cell.controls[name].differences[measure.key]
     return measure.show(found, signed=True), found.value

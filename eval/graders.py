@@ -33,6 +33,8 @@ class Grader:
     """How the answer is found in the text, unless the task says otherwise (grading.WAYS)."""
     edition: str = ""
     """Which way of grading this is, where it has changed: results do not continue across."""
+    answers: str = "kvpolicies.eval.graders:finds_answer"
+    """"module:function" of (task, text): whether a text that breaks off has given its answer."""
 
 
 _HERE = "kvpolicies.eval.graders"
@@ -42,8 +44,10 @@ GRADERS: dict[str, Grader] = {
     "choice": Grader(
         f"{_HERE}:grade_choice", ("answer", "choices"), ways=("boxed", "answer_line", "bracketed")
     ),
-    "code": Grader(f"{_HERE}:grade_code", ("tests",)),
-    "ledger": Grader(f"{_HERE}:grade_ledger", (), (EXACT, LOOKUPS)),
+    "code": Grader(f"{_HERE}:grade_code", ("tests",), answers=f"{_HERE}:closes_block"),
+    "ledger": Grader(
+        f"{_HERE}:grade_ledger", (), (EXACT, LOOKUPS), answers=f"{_HERE}:answers_ledger"
+    ),
     "fidelity": Grader(f"{_HERE}:grade_nothing", ("solution",), (KL, TOP1, NLL)),
 }
 
@@ -86,6 +90,26 @@ def grade_ledger(task: "Task", problem: Problem, text: str) -> Grades:
 def grade_nothing(task: "Task", problem: Problem, text: str) -> Grades:
     """Never called."""
     raise AssertionError("fidelity compares predictions and grades no text")
+
+
+def finds_answer(task: "Task", text: str) -> bool:
+    """A closed box, or a whole line that says it is the answer.
+
+    The last number or letter of a text that breaks off is whatever it had come to: no answer.
+    """
+    lines = text[: text.rfind("\n") + 1]
+    marked = {"boxed": text, "hashes": lines, "answer_line": lines}
+    return any(grading.WAYS[way](part) for way, part in marked.items() if way in task.ways)
+
+
+def closes_block(task: "Task", text: str) -> bool:
+    """A block of code that is closed."""
+    return last_block(text) is not None
+
+
+def answers_ledger(task: "Task", text: str) -> bool:
+    """The word `answer` and one after it."""
+    return "answer" in text.split()[:-1]
 
 
 def last_block(text: str) -> str | None:

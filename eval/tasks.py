@@ -157,6 +157,10 @@ class Task:
         """Grades of one sample's text, by the names of `measures`."""
         return load(self._kind.grade)(self, problem, text)
 
+    def answers(self, text: str) -> bool:
+        """Whether a text that breaks off has given its answer by then."""
+        return load(self._kind.answers)(self, text)
+
     @cached_property
     def _template(self) -> Any:
         return _environment().from_string(self.prompt)

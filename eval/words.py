@@ -130,7 +130,8 @@ def _to_others(
 def _controlled(measure: Measure, budget: str, cells: Sequence[Summary]) -> list[str]:
     """What the controls say of the contestants at one budget, where it matters."""
     ready = [cell for cell in cells if cell.controls.keys() == controls.NAMES.keys()]
-    return [*_stopping(measure, budget, ready), *_lengths(measure, budget, ready)]
+    told = [cell for cell in ready if cell.controls[controls.LENGTH].tells]
+    return [*_stopping(measure, budget, ready), *_lengths(measure, budget, told)]
 
 
 def _stopping(measure: Measure, budget: str, cells: Sequence[Summary]) -> Iterator[str]:
@@ -161,14 +162,11 @@ def _lengths(measure: Measure, budget: str, cells: Sequence[Summary]) -> Iterato
         elif gap.high >= 0 and plain.excludes_zero and sign * plain.value < 0:
             short.append(cell.policy)
     if ahead:
-        yield (
-            f"At {budget}, full cut to the same lengths is behind {_listed(ahead)}: a text that "
-            "was cut may have no answer yet, where a short one ends in a guess."
-        )
+        yield f"At {budget}, full cut to the same lengths is behind {_listed(ahead)}."
     if short:
         yield (
             f"At {budget}, full cut to the same lengths is not told apart from {_listed(short)}: "
-            "what they lose against full is no more than a text so short would; which of the two "
+            "it is not shown that they lose more than a text so short would; which of the two "
             "caused the other, this does not tell."
         )
 

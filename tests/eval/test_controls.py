@@ -16,7 +16,7 @@ from kvpolicies.eval.prompts import Request
 from kvpolicies.eval.results import FULL, NAME, read_rows
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import summarise
-from kvpolicies.eval.tasks import Problem
+from kvpolicies.eval.tasks import TASKS, Problem
 
 GRADES = ("correct", "lookups_right", "lookups")
 
@@ -41,7 +41,9 @@ def test_a_cut_sample_is_what_full_writes_under_that_limit(tmp_path):
     for key, row in by_sample(short, FULL).items():
         assert row["tokens"] == full[key]["tokens"][:limit] and row["max_slots"] == 56
         kept = mine[key]["controls"][MEMORY]
-        assert kept == {"length": limit, "cut": True, **{name: row[name] for name in GRADES}}
+        grades = {name: row[name] for name in GRADES}
+        answered = study.entry.answers(row["text"])
+        assert kept == {"length": limit, "cut": True, "answered": answered, **grades}
 
 
 def test_the_same_length_is_that_of_the_sample_beside_it(small_study):
@@ -57,15 +59,16 @@ def test_the_same_length_is_that_of_the_sample_beside_it(small_study):
             length = min(row["length"], whole["length"])
             text = tokenizer.decode(whole["tokens"][:length], skip_special_tokens=True)
             grades = study.entry.grade(problems[key[0]], text)
-            cut = length < whole["length"]
-            assert row["controls"][LENGTH] == {"length": length, "cut": cut, **grades}
+            cut = {"cut": True, "answered": study.entry.answers(text)}
+            cut = cut if length < whole["length"] else {"cut": False}
+            assert row["controls"][LENGTH] == {"length": length, **cut, **grades}
     assert all("controls" not in row for row in full.values())
 
 
 def cuts(grade, tokens, **row):
     made = {"policy": FULL, "budget": FULL, "problem": "a", "sample": 0, "tokens": tokens,
             "length": len(tokens), "correct": 1, **row}  # fmt: skip
-    task: Any = SimpleNamespace(measures=(ACCURACY,), grade=grade)
+    task: Any = SimpleNamespace(measures=(ACCURACY,), grade=grade, answers=lambda text: "2" in text)
     kept: Any = SimpleNamespace(rows=[made])
     return Cuts(task, kept, lambda tokens: " ".join(map(str, tokens)))
 
@@ -88,8 +91,8 @@ def test_each_cut_is_graded_once_and_an_uncut_sample_never():
     found = cuts(grade, list(range(10)))
     first = found.of(request(), sample(3, 10), "10")
     assert first == {
-        LENGTH: {"length": 3, "cut": True, "correct": 0},
-        MEMORY: {"length": 5, "cut": True, "correct": 0},
+        LENGTH: {"length": 3, "cut": True, "answered": True, "correct": 0},
+        MEMORY: {"length": 5, "cut": True, "answered": True, "correct": 0},
     }
     found.of(request(), sample(5, 10), "10")
     assert graded == ["0 1 2", "0 1 2 3 4"]
@@ -109,8 +112,11 @@ def test_the_memory_is_what_the_cell_holds(budget, held, kept):
     assert found.of(request(), sample(40, held), budget)[MEMORY]["length"] == kept
 
 
-def made(full, mine, stopped, short):
-    """A study of streaming at 40 slots: grades of full, of it, and of its two controls."""
+def made(full, mine, stopped, short, unanswered=0):
+    """A study of streaming at 40 slots: grades of full, of it, and of its two controls.
+
+    `unanswered`: so many texts of the control of the same length have no answer yet.
+    """
     study = Study(policies=("streaming",), budgets=("40",)).resolved()
     rest = {"lookups_right": 1, "lookups": 1, "finish": "stop", "slots": 40, "max_slots": 40,
             "cache_bytes": 1, "state_bytes": 0, "seconds": 1, "tokens": [1],
@@ -118,7 +124,8 @@ def made(full, mine, stopped, short):
     rows = []
     for i in range(len(full)):
         own = {"problem": f"p{i}", "length": 9, **rest}
-        cut = [{"length": n, "cut": n < 9, "lookups_right": 0, "lookups": 1, "correct": int(c)}
+        cut = [{"length": n, "cut": n < 9, "answered": n > 2 and i >= unanswered,
+                "lookups_right": 0, "lookups": 1, "correct": int(c)}
                for n, c in ((8, short[i]), (2, stopped[i]))]  # fmt: skip
         rows.append({"policy": FULL, "budget": FULL, "correct": int(full[i]), **own})
         told = {"controls": dict(zip((LENGTH, MEMORY), cut, strict=True))}
@@ -131,8 +138,8 @@ HALF = np.arange(40) % 2
 LESS = (np.arange(40) % 4 == 1).astype(int)
 
 
-def said(*grades):
-    study, rows = made(*grades)
+def said(*grades, unanswered=0):
+    study, rows = made(*grades, unanswered=unanswered)
     found = words.sentences(study, summarise(study, rows), rows)
     return [line for line in found if "full stopped" in line or "full cut" in line]
 
@@ -151,8 +158,50 @@ def test_a_loss_that_goes_with_length_is_told():
     [line] = said(ONES, HALF, NONE, HALF)
     assert "full cut to the same lengths is not told apart from streaming" in line
     [line] = said(ONES, HALF, NONE, LESS)
-    assert line.startswith("At 40 slots, full cut to the same lengths is behind streaming: ")
+    assert line == "At 40 slots, full cut to the same lengths is behind streaming."
     assert said(ONES, ONES, NONE, ONES) == []
+
+
+@pytest.mark.parametrize("unanswered", [1, 40])
+def test_a_control_without_an_answer_says_nothing(unanswered):
+    """Where the answer comes last, full cut to a policy's length has lost it to the cut."""
+    assert said(ONES, HALF, NONE, HALF, unanswered=unanswered) == []
+    assert said(ONES, HALF, NONE, LESS, unanswered=unanswered) == []
+    study, rows = made(ONES, HALF, NONE, HALF, unanswered)
+    cells = summarise(study, rows)
+    headings, lines = report.table(study, cells)
+    assert controls.shown(cells) == [MEMORY] and "− full, same length" not in headings
+    assert lines[1][headings.index("− full, same memory")].startswith("+50 (")
+    assert cells[1].controls[LENGTH].answered == 1 - unanswered / 40
+
+
+def test_rows_that_do_not_say_whether_they_have_an_answer_say_nothing():
+    study, rows = made(ONES, HALF, NONE, HALF)
+    del rows[-1]["controls"][LENGTH]["answered"]
+    assert controls.shown(summarise(study, rows)) == [MEMORY]
+    rows[-1]["controls"][LENGTH]["cut"] = False  # nothing was lost
+    assert controls.shown(summarise(study, rows)) == [LENGTH, MEMORY]
+
+
+@pytest.mark.parametrize(
+    ("task", "text", "answers"),
+    [
+        ("math500", r"so \boxed{4}", True),
+        ("math500", r"so \boxed{4", False),
+        ("gsm8k", "first 4 and then 5", False),
+        ("gsm8k", "#### 12", False),
+        ("gsm8k", "#### 12\n", True),
+        ("gpqa-diamond", "Either (A) or (B)", False),
+        ("gpqa-diamond", "Answer: B\nFor", True),
+        ("gpqa-diamond", "Answer:", False),
+        ("livecodebench", "```\nprint(1)\n```\n", True),
+        ("livecodebench", "```\nprint(1)\n", False),
+        ("ledger", "step #2 bob 7 answer", False),
+        ("ledger", "step #3 answer 0", True),
+    ],
+)
+def test_whether_a_text_that_breaks_off_has_its_answer(task, text, answers):
+    assert TASKS[task].answers(text) is answers
 
 
 def test_differences_are_paired_and_go_to_all_files(tmp_path):
