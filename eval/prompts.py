@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvpolicies.errors import UserError
+from kvpolicies.eval.ledger import LedgerProblem
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.tasks import Problem
 from kvpolicies.models import tokens
@@ -45,7 +46,8 @@ def encode(study: Study, problems: Sequence[Problem], tokenizer: Any) -> list[Re
     """
     prompts, requests = Prompts(tokenizer, study), []
     for number, problem in enumerate(problems):
-        check_words(problem, tokenizer)
+        if problem.ledger is not None:
+            check_words(problem.ledger, tokenizer)
         try:
             prompt = prompts.prompt(user(problem.text))
         except UserError as error:
@@ -65,12 +67,10 @@ def decode(tokens: Sequence[int], tokenizer: Any) -> str:
     return tokenizer.decode(list(tokens), skip_special_tokens=True)
 
 
-def check_words(problem: Problem, tokenizer: Any) -> None:
+def check_words(problem: LedgerProblem, tokenizer: Any) -> None:
     """Raises UserError unless each word of a ledger problem is one token that the model knows."""
-    if problem.ledger is None:
-        return
-    text = f"{problem.text} {problem.solution}"
-    single = len(tokenizer.encode(text, add_special_tokens=False)) == len(text.split())
+    text = f"{problem.prompt} {problem.trace}"
+    single = len(tokenizer.encode(text, add_special_tokens=False)) == problem.length
     if not single or tokens.unknown(tokenizer, text):
         raise UserError(
             "task ledger needs a model trained on ledger traces, such as --model embedded; "

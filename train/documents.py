@@ -1,4 +1,4 @@
-"""From records to token ids: which columns, as turns of a chat or as plain text."""
+"""From records to token ids: which columns, as a conversation or as plain text."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -6,6 +6,9 @@ from typing import Any
 
 from kvpolicies.errors import UserError
 from kvpolicies.eval import ledger
+from kvpolicies.eval.prompts import check_words
+from kvpolicies.models.form import Form
+from kvpolicies.models.prompts import Prompts, user
 
 Record = Mapping[str, Any]
 Encode = Callable[[Record], list[int]]
@@ -44,64 +47,62 @@ def columns_of(record: Record, wanted: Sequence[str], where: str) -> tuple[str, 
     raise UserError(f"{where}: name the columns to read; there are {', '.join(record)}")
 
 
-def encoder(tokenizer: Any, columns: Sequence[str], template: str, where: str) -> Encode:
+def encoder(tokenizer: Any, columns: Sequence[str], form: Form, where: str) -> Encode:
     """Turns a record into token ids, ended as the model ends a text.
 
     Two columns are a prompt and its answer; a column of messages holds role and content (or from
-    and value), and perhaps reasoning_content; anything else is text, one column after the other.
+    and value) and perhaps reasoning_content: both as a deployment asks, and is answered. Anything
+    else is text, one column after the other.
 
     Args:
-        template: `chat` asks for the tokenizer's chat template, `plain` for none; `auto` takes it
-            where there is one and the data have turns.
+        form: how prompts are rendered; `chat` takes text for a turn of the user's too.
 
     Raises:
         UserError: for `chat` without a template; later for a record that has no such text.
     """
-    if template == "chat" and not tokenizer.chat_template:
-        raise UserError("template chat: the model's tokenizer has no chat template")
-    chats = template != "plain" and bool(tokenizer.chat_template)
+    prompts = Prompts(tokenizer, form)
 
     def encode(record: Record) -> list[int]:
         turns = _turns(record, columns, where)
-        if chats and (len(turns) > 1 or template == "chat"):
-            return tokenizer.encode(_templated(tokenizer, turns, where), add_special_tokens=False)
+        if any("role" in turn for turn in turns) or form.template == "chat":
+            try:
+                return (
+                    prompts.document([{"role": "user", **turn} for turn in turns]) if turns else []
+                )
+            except UserError as error:
+                raise UserError(f"{where}: {error}") from None
         text = "\n\n".join(turn["content"] for turn in turns if turn["content"])
-        ids = tokenizer.encode(text) if text else []
-        end = tokenizer.eos_token_id
-        return ids if not ids or end is None or ids[-1] == end else [*ids, end]
+        return prompts.ended(tokenizer.encode(text)) if text else []
 
     return encode
 
 
-def ledger_encoder(tokenizer: Any) -> Callable[[ledger.LedgerProblem], list[int]]:
-    """Turns a ledger problem, prompt and trace, into ids, a word each.
+def ledger_encoder(tokenizer: Any, form: Form) -> Callable[[ledger.LedgerProblem], list[int]]:
+    """Turns a ledger problem, prompt and trace, into ids, a word of either each.
 
     Raises:
         UserError: for a tokenizer that does not know the words.
     """
+    prompts = Prompts(tokenizer, form)
 
     def encode(problem: ledger.LedgerProblem) -> list[int]:
-        text = f"{problem.prompt} {problem.trace}"
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        if len(ids) != problem.length or tokenizer.unk_token_id in ids:
-            raise UserError(
-                "data ledger needs a model trained on ledger traces, such as embedded; this "
-                "model's tokenizer splits the ledger's words"
-            )
-        return ids
+        check_words(problem, tokenizer)
+        return prompts.prompt(user(problem.prompt)) + tokenizer.encode(
+            problem.trace, add_special_tokens=False
+        )
 
     return encode
 
 
 def _turns(record: Record, columns: Sequence[str], where: str) -> list[dict[str, Any]]:
-    """The record as turns of role and content."""
+    """The record as turns of role and content; of plain text, content alone."""
     if missing := [name for name in columns if name not in record]:
         raise UserError(f"{where}: a record without {missing[0]!r}")
     if len(columns) == 1 and not _is_text(record[columns[0]]):
         return _messages(record[columns[0]], where)
     texts = ["" if record[name] is None else str(record[name]) for name in columns]
     if len(columns) != 2:
-        return [{"role": "user", "content": text} for text in texts]
+        return [{"content": text} for text in texts]
     # A prompt without its answer, or the reverse, is no document.
     pair = zip(("user", "assistant"), texts, strict=True)
     return [{"role": role, "content": text} for role, text in pair] if all(texts) else []
@@ -131,22 +132,3 @@ def _messages(value: Any, where: str) -> list[dict[str, Any]]:
     except (ValueError, TypeError, AttributeError):
         raise UserError(f"{where}: messages must be a list of role and content") from None
     return turns
-
-
-def _templated(tokenizer: Any, turns: list[dict[str, Any]], where: str) -> str:
-    """The chat as text; reasoning is written out where the template would leave it out."""
-    if "reasoning_content" not in str(tokenizer.chat_template):
-        turns = [_spelt_out(turn) for turn in turns]
-    try:
-        return tokenizer.apply_chat_template(turns, tokenize=False)
-    except Exception as error:  # templates are programs, and raise what they like
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UserError(f"{where}: the model's chat template refuses a record: {first}") from error
-
-
-def _spelt_out(turn: dict[str, Any]) -> dict[str, Any]:
-    reasoning = turn.get("reasoning_content")
-    rest = {key: value for key, value in turn.items() if key != "reasoning_content"}
-    if reasoning:
-        rest["content"] = f"<think>\n{reasoning}\n</think>\n\n{turn['content']}"
-    return rest

@@ -21,6 +21,7 @@ from kvpolicies.errors import UserError, nearest
 from kvpolicies.eval import models
 from kvpolicies.learned.config import FEATURES, KINDS
 from kvpolicies.learned.targets import AGGREGATES, LSES, Target
+from kvpolicies.models.form import Form
 
 RECIPES = Path(__file__).parent / "recipes"
 WORDS = {
@@ -32,14 +33,13 @@ WORDS = {
     "features": FEATURES,
     "dtype": ("float32", "bfloat16"),
     "strategy": ("auto", "ddp", "fsdp"),
-    "template": ("auto", "chat", "plain"),
 }
 # What may differ between a run and the one that continues it.
 FREE = ("out", "devices", "strategy", "device", "workers", "log_every")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Form):
     """Everything that decides a scorer's weights, and where they go (`out`)."""
 
     model: str = option("embedded", "embedded, smollm2, a hub id, a folder, or gguf:FILE")
@@ -52,7 +52,6 @@ class Recipe:
     columns: tuple[str, ...] = option(
         (), "text columns in order, or one of messages; default: those of known names"
     )
-    template: str = option("auto", "chat: prompt and answer as turns; plain: one after the other")
     held_out: int = option(16, "the first so many documents validate and never train")
     sequence: int = option(16384, "tokens of a row, S: whole documents, packed")
     batch: int = option(8, "rows of a step, over all devices")
@@ -98,6 +97,7 @@ class Recipe:
     out: str = option("results/train", "folder of checkpoints, logs and the scorer")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, known in WORDS.items():
             if (value := getattr(self, name)) not in known:
                 raise UserError(f"{name} {value!r}: {nearest(str(value), list(known))}")
@@ -167,7 +167,7 @@ def _check_effect(recipe: Recipe) -> None:
     """Refuses options that would change nothing."""
     ledger, distills = recipe.data == "ledger", recipe.recipe == "distill"
     says = {
-        **dict.fromkeys(("columns", "subset", "stream", "split", "template"),
+        **dict.fromkeys(("columns", "subset", "stream", "split"),
                         (not ledger, "data ledger makes its own problems")),
         **dict.fromkeys(("base_lr", "kl", "kl_top"), (distills, "is of recipe distill")),
         "memory": (recipe.kind == "kvpop", "is of kind kvpop"),

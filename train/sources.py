@@ -14,6 +14,7 @@ import torch
 
 from kvpolicies.errors import UserError
 from kvpolicies.eval import ledger
+from kvpolicies.models.form import AUTO, Form
 from kvpolicies.train.documents import Encode, Record, columns_of, encoder, ledger_encoder
 from kvpolicies.train.recipe import Recipe, check_there
 
@@ -33,6 +34,7 @@ class Ledgers:
 
     tokenizer: Any
     seed: int
+    form: Form = AUTO
 
     def block(self, epoch: int, first: int) -> list[list[int]]:
         """See `Blocks`."""
@@ -43,7 +45,7 @@ class Ledgers:
         return self._problems(RUN, range(count))
 
     def _problems(self, run: int, numbers: range) -> list[list[int]]:
-        encode = ledger_encoder(self.tokenizer)
+        encode = ledger_encoder(self.tokenizer, self.form)
         seeds = [ledger.training_seed(run, n // _ROWS, n % _ROWS) for n in numbers]
         return [encode(ledger.make_problem(seed)) for seed in seeds]
 
@@ -127,11 +129,11 @@ def open_source(recipe: Recipe, records: Any, tokenizer: Any) -> Source:
         UserError: for columns that are not there, or a tokenizer that does not fit.
     """
     if records is None:
-        return Ledgers(tokenizer, recipe.seed)
+        return Ledgers(tokenizer, recipe.seed, recipe)
     where = f"data {recipe.data}"
     first = next(iter(records.take(1)), {}) if recipe.stream else records[0]
     columns = columns_of(first, recipe.columns, where)
-    encode = encoder(tokenizer, columns, recipe.template, where)
+    encode = encoder(tokenizer, columns, recipe, where)
     kind = Streamed if recipe.stream else Records
     return kind(records, encode, recipe.seed, recipe.held_out)
 

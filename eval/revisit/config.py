@@ -7,13 +7,14 @@ from typing import Any
 from kvpolicies.budget import BudgetSpec
 from kvpolicies.config import option
 from kvpolicies.errors import UserError, nearest
+from kvpolicies.models.form import Form
 
 DEFINITIONS = ("top-k", "weighted")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class Revisit:
+class Revisit(Form):
     """Everything that decides the numbers, and where they go (`out`)."""
 
     model: str | None = option(
@@ -56,6 +57,7 @@ class Revisit:
     out: str = option("results/revisit", "folder for revisit.json, CSVs, PNGs, revisit.html")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, known in (("definition", DEFINITIONS), ("dtype", DTYPES)):
             if getattr(self, name) not in known:
                 value = getattr(self, name)

@@ -13,7 +13,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from kvpolicies.architecture import find_ropes
-from kvpolicies.eval import claims, models, provenance
+from kvpolicies.eval import asked, claims, models, provenance
 from kvpolicies.eval.results import NAME as RESULTS
 from kvpolicies.eval.results import open_whole
 from kvpolicies.eval.revisit.config import Revisit
@@ -38,10 +38,13 @@ def run(config: Revisit) -> tuple[Revisit, list[Row]]:
     models.check_name(config.model)
     models.check_device(config.device)
     model, tokenizer = models.load(config.model, config.dtype, config.device)
-    traces = encode(config, source, tokenizer)
+    traces, told = encode(config, source, tokenizer)
     analysis = Analysis(config, model, tokenizer, find_ropes(model))
     check(analysis, traces)
-    folder = provenance.open_folder(config, source.problems, provenance.describe_model(model))
+    for sentence in asked.cautions(told):
+        print(f"kvpolicies: {sentence}", file=sys.stderr)
+    described = provenance.describe_model(model)
+    folder = provenance.open_folder(config, source.problems, described, told)
     often = 0.2 if sys.stderr.isatty() else 20.0
     with (
         claims.alone(folder),

@@ -1,7 +1,7 @@
 """Where traces come from: ledger problems, worked solutions, or what `full` wrote in a study.
 
 `find` reads files before any model is loaded; `encode` makes tokens of what it found. Prompts are
-those that `compare` would give (eval/prompts.py).
+those that `compare` would give, in the same form (eval/prompts.py).
 """
 
 import json
@@ -11,13 +11,14 @@ from typing import Any
 
 from kvpolicies.config import from_mapping
 from kvpolicies.errors import UserError
-from kvpolicies.eval import prompts, provenance
+from kvpolicies.eval import asked, prompts, provenance
 from kvpolicies.eval.results import NAME as RESULTS
 from kvpolicies.eval.results import Key, read_folder, shards
 from kvpolicies.eval.revisit.config import Revisit
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import FULL
 from kvpolicies.eval.tasks import Problem, fingerprint
+from kvpolicies.models.form import KEYS as FORM
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,18 @@ def find(config: Revisit) -> tuple[Revisit, Source]:
             its run.json says, a model that does not fit, or no trace left.
     """
     path = Path(config.traces).expanduser()
+    asks: dict[str, Any] = {"problems": config.skip + config.problems}
+    asks |= {key: getattr(config, key) for key in FORM}
     if config.traces == "ledger":
         name = config.model or "embedded"
-        study = Study(model=name, length=config.length, problems=config.skip + config.problems)
+        study = Study(model=name, length=config.length, **asks)
         source = Source(study, study.entry.load(study), None)
     elif path.is_dir() or path.name == RESULTS:
         source = _generations(path if path.is_dir() else path.parent)
         name = source.study.model
         if config.model not in (None, name):
             raise UserError(f"traces {path}: written by model {name}, not by {config.model}")
+        config = _as_asked(config, source.study)
     else:
         name = config.model or ""
         if name in ("", "embedded"):
@@ -74,8 +78,8 @@ def find(config: Revisit) -> tuple[Revisit, Source]:
             model=name,
             task="fidelity",
             data=str(path),
-            problems=config.skip + config.problems,
             max_new_tokens=config.max_new_tokens,
+            **asks,
         )
         source = Source(study, study.entry.load(study), None)
     chosen = source.problems[config.skip : config.skip + config.problems]
@@ -87,16 +91,25 @@ def find(config: Revisit) -> tuple[Revisit, Source]:
     return replace(config, model=name), replace(source, problems=chosen)
 
 
-def encode(config: Revisit, source: Source, tokenizer: Any) -> list[Trace]:
-    """The traces as tokens, in order.
+def _as_asked(config: Revisit, study: Study) -> Revisit:
+    """With the form in which the study asked; another one is refused."""
+    for key in FORM:
+        mine, theirs = getattr(config, key), getattr(study, key)
+        if mine not in (theirs, getattr(Revisit, key)):
+            raise UserError(f"traces {config.traces}: asked with {key} {theirs!r}, not {mine!r}")
+    return replace(config, **{key: getattr(study, key) for key in FORM})
+
+
+def encode(config: Revisit, source: Source, tokenizer: Any) -> tuple[list[Trace], dict[str, Any]]:
+    """The traces as tokens, in order; and how they were asked (`asked.describe`).
 
     Raises:
         UserError: a trace of fewer than two new tokens (the first has no query of its own), or a
             tokenizer that does not know the ledger's words.
     """
     study = replace(source.study, samples=1, temperature=0.0)
-    traces = []
-    for request in prompts.encode(study, source.problems, tokenizer):
+    traces, requests = [], prompts.encode(study, source.problems, tokenizer)
+    for request in requests:
         new = request.forced
         if source.generated is not None:
             new = source.generated[request.problem.id]
@@ -106,7 +119,7 @@ def encode(config: Revisit, source: Source, tokenizer: Any) -> list[Trace]:
         if len(new) < 2:
             raise UserError(f"trace {request.problem.id!r}: {len(new)} new tokens; 2 are needed")
         traces.append(Trace(request.problem.id, request.prompt, new))
-    return traces
+    return traces, asked.describe(study, requests, tokenizer)
 
 
 def _generations(folder: Path) -> Source:

@@ -38,7 +38,7 @@ class Form:
     def __post_init__(self) -> None:
         if self.template not in TEMPLATES:
             raise UserError(
-                f"template must be one of {', '.join(TEMPLATES)}, got {self.template!r}"
+                f"template must be one of {', '.join(TEMPLATES)}, got {self.template[:200]!r}"
             )
         if self.wrapper and self.wrapper.count(SLOT) != 1:
             raise UserError(
@@ -56,5 +56,7 @@ class Form:
 
 
 KEYS = tuple(field.name for field in fields(Form))
+AUTO = Form()
+"""Of a config that says nothing."""
 RAW = Form("plain", special_tokens=True)
 """Of text that its writer has rendered: special tokens in it are meant."""

@@ -77,16 +77,17 @@ class Prompts:
         Without a chat template: those of the prompt, then the answer's, as if it had been written.
 
         Raises:
-            UserError: the chat template refuses it, or the last turn is no answer.
+            UserError: the chat template refuses it.
         """
         if self.form.template == "chat":
             spelt = "reasoning_content" in self._template
             turns = messages if spelt else [_spelt_out(message) for message in messages]
             return self._encoded(turns, answer=False)
-        if messages[-1]["role"] != "assistant":
-            raise UserError("a conversation ends without an answer")
-        answer = _spelt_out(messages[-1])["content"]
-        return self.ended([*self.prompt(messages[:-1]), *self.answer(answer)])
+        asked, last = messages, messages[-1]
+        answer: list[int] = []
+        if last["role"] == "assistant":
+            asked, answer = messages[:-1], self.answer(_spelt_out(last)["content"])
+        return self.ended([*self.prompt(asked), *answer])
 
     def answer(self, text: str) -> list[int]:
         """The tokens of an answer, as they follow a prompt's."""

@@ -127,6 +127,8 @@ def test_what_full_wrote_in_a_study_is_a_source(small_study, tmp_path):
     assert rows[0]["queries"] == len(third["tokens"]) - 1 and rows[0]["cells"] == []
     text = "".join(rows[0]["pieces"]).split()
     assert text[rows[0]["prompt_tokens"] :] == third["text"].split()[: rows[0]["queries"]]
+    with pytest.raises(ValueError, match="asked with wrapper '', not 'a "):
+        find(Revisit(**options, wrapper="a {prompt}"))
     found = page.write(tmp_path / "out", config, rows)
     assert found["losses"] == [] and summary.losses_table(found)[1] == []
 
@@ -149,6 +151,11 @@ def test_worked_solutions_are_a_source(tmp_path):
     )  # fmt: skip
     _, rows = run(config)
     assert [row["id"] for row in rows] == ["p1", "p2"] and rows[0]["queries"] == 5
+    assert rows[0]["prompt_tokens"] == 4  # as it is written
+    wrapped = replace(config, wrapper="ledger {prompt} go", out=str(tmp_path / "wrapped"))
+    assert run(wrapped)[1][0]["prompt_tokens"] == 6
+    told = json.loads((tmp_path / "wrapped" / "run.json").read_text())["prompts"]
+    assert told["form"]["wrapper"] == "ledger {prompt} go" and told["unknown"] == 0
     with pytest.raises(ValueError, match=r"all passed over by skip 9"):
         run(replace(config, skip=9, out=str(tmp_path / "other")))
 

@@ -82,6 +82,14 @@ def test_control_tokens_in_a_prompt_are_text(template, marked):
     assert Prompts(tokenizer, RAW).prompt(user(evil)) == tokenizer(evil)["input_ids"]
 
 
+def test_a_prompt_may_be_empty():
+    assert (
+        seen(of_bytes(CHAT), Form(), user("")) == "[<|turn|>]user\n[<|end|>]\n[<|turn|>]assistant\n"
+    )
+    assert Prompts(of_words("ann"), Form()).prompt(user("")) == []
+    assert Prompts(of_bytes(), Form()).prompt([]) == of_bytes()("")["input_ids"]
+
+
 def test_a_document_is_its_prompt_and_its_answer():
     talk = [*user("6 * 7?"), {"role": "assistant", "content": "42"}]
     for template in (None, CHAT):
@@ -91,8 +99,8 @@ def test_a_document_is_its_prompt_and_its_answer():
         assert whole[: len(asked)] == asked
         assert whole[len(asked) :][:2] == prompts.answer("42")
         assert whole.count(prompts.tokenizer.eos_token_id) == (2 if template else 1)
-    with pytest.raises(UserError, match="ends without an answer"):
-        Prompts(of_bytes(), Form()).document(user("a"))
+    bare = Prompts(of_bytes(), Form())
+    assert bare.document(user("a")) == bare.ended(bare.prompt(user("a")))
 
 
 def test_forms_that_cannot_be_are_refused():

@@ -1,14 +1,20 @@
 """Columns, chats and files: which text of a record is trained on."""
 
 import json
+from typing import ClassVar
 
 import pytest
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval import embedded, ledger
+from kvpolicies.eval import embedded, ledger, prompts
+from kvpolicies.eval.study import Study
+from kvpolicies.eval.tasks import Problem
+from kvpolicies.models.form import Form
 from kvpolicies.train import sources
 from kvpolicies.train.documents import columns_of, encoder
 from kvpolicies.train.recipe import Recipe
+from tests.support import tokenizers
+from tests.support.tokenizers import CHAT, of_bytes
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 THINKS = (
@@ -20,6 +26,8 @@ class Letters:
     """A tokenizer of characters."""
 
     eos_token_id, unk_token_id = 0, None
+    added_tokens_decoder: ClassVar[dict] = {}
+    all_special_tokens: tuple[str, ...] = ()
 
     def __init__(self, template: str = ""):
         self.chat_template = template
@@ -27,25 +35,28 @@ class Letters:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [ord(c) for c in text]
 
-    def apply_chat_template(self, turns, tokenize: bool) -> str:
+    def apply_chat_template(self, turns, tokenize: bool, **switches: object) -> str:
         from jinja2 import Template
 
-        return Template(self.chat_template).render(messages=turns)
+        return Template(self.chat_template).render(messages=turns, **switches)
 
 
 def text(record, template: str = "", how: str = "auto", columns=()) -> str:
     names = columns_of(record, columns, "here")
-    return "".join(chr(i) for i in encoder(Letters(template), names, how, "here")(record))
+    return "".join(chr(i) for i in encoder(Letters(template), names, Form(how), "here")(record))
 
 
 def test_known_columns_are_found():
     assert text({"text": "abc", "id": 3}) == "abc\0"
-    assert text({"problem": "p", "solution": "s"}) == "p\n\ns\0"
+    assert text({"problem": "p", "solution": "s"}) == "ps\0"
     assert text({"problem": "p", "solution": "s"}, TEMPLATE) == "<user>p<assistant>s"
-    assert text({"problem": "p", "solution": "s"}, TEMPLATE, "plain") == "p\n\ns\0"
+    assert text({"problem": "p", "solution": "s"}, TEMPLATE, "plain") == "ps\0"
     assert text({"text": "abc"}, TEMPLATE) == "abc\0"
     assert text({"text": "abc"}, TEMPLATE, "chat") == "<user>abc"
     assert text({"a": "1", "b": "2", "c": "3"}, columns=("c", "a", "b")) == "3\n\n1\n\n2\0"
+    assert (
+        text({"a": "1", "b": "2", "c": "3"}, TEMPLATE, columns=("c", "a", "b")) == "3\n\n1\n\n2\0"
+    )
     assert text({"problem": "p", "solution": None}) == ""
     with pytest.raises(UserError, match="no column 'x'; there are a"):
         columns_of({"a": 1}, ["x"], "here")
@@ -75,6 +86,45 @@ def test_nemotrons_messages_are_read():
     assert text(sharegpt, TEMPLATE) == "<user>a<assistant>b"
     with pytest.raises(UserError, match="list of role and content"):
         text({"messages": [{"role": "user", "content": 7}]}, TEMPLATE)
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        (None, {}),
+        (None, {"wrapper": "Q: {prompt}\n\n"}),
+        (CHAT, {}),
+        (tokenizers.THINKS, {"thinking": False, "wrapper": "{prompt}!"}),
+        (CHAT, {"template": "plain"}),
+    ],
+)
+def test_documents_begin_with_what_a_study_asks(template, form):
+    """And go on with what it feeds."""
+    tokenizer = of_bytes(template)
+    recipe = Recipe(data="d.jsonl", **form)
+    encode = encoder(tokenizer, ("problem", "solution"), recipe, "here")
+    study = Study(model="m", task="fidelity", data="-", **form).resolved()
+    problem = Problem("p", "6 * 7?", "", solution="It is 42.")
+    [request] = prompts.encode(study, [problem], tokenizer)
+    document = encode({"problem": problem.text, "solution": problem.solution})
+    assert request.forced == tokenizer.encode(problem.solution, add_special_tokens=False)
+    if form.get("thinking") is False:  # the template says so where an answer is asked for
+        assert document[: len(request.prompt) - 15] == request.prompt[:-15]
+    else:
+        whole = [*request.prompt, *request.forced]
+        assert document[: len(whole)] == whole
+    assert document.count(tokenizer.eos_token_id) == (
+        2 if recipe.template != "plain" and template else 1
+    )
+
+
+def test_ledger_documents_take_the_form_too():
+    tokenizer = embedded.load()[1]
+    plain, wrapped = (
+        sources.Ledgers(tokenizer, 0, Recipe(wrapper=wrapper)).held_out(1)[0]
+        for wrapper in ("", "{prompt} go")
+    )
+    assert len(wrapped) == len(plain) + 1
 
 
 def test_json_lines_hold_some_out(tmp_path):
@@ -128,4 +178,4 @@ def test_ledger_problems_are_none_that_others_use():
     problem = ledger.make_problem(ledger.training_seed(sources.RUN, 0, 0))
     assert seen == f"{problem.prompt} {problem.trace}"
     with pytest.raises(UserError, match="trained on ledger traces"):
-        sources.Ledgers(Letters(), seed=0).held_out(1)
+        sources.Ledgers(of_bytes(), seed=0).held_out(1)
