@@ -14,6 +14,7 @@ folder, share the work.
 """
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from kvpolicies import config
 from kvpolicies.errors import UserError
-from kvpolicies.eval import claims, launch, lookahead, report, terminal
+from kvpolicies.eval import asked, claims, foreword, launch, lookahead, report, terminal
 from kvpolicies.eval.preparing import Kept, prepare
 from kvpolicies.eval.run import run_prepared
 from kvpolicies.eval.study import Study, read_study, shipped
@@ -57,11 +58,16 @@ def _run(where: str, study: Study, kept: Kept) -> None:
     """One study; what it held is free when it is done."""
     with _named(where):
         ready = prepare(study, kept)
+    if launch.here().leads:
+        for sentence in asked.cautions(ready.asked):
+            print(f"kvpolicies: {sentence}", file=sys.stderr)
     folder, study = run_prepared(ready), ready.study
     if not launch.here().leads:
         return
     with claims.reporting(folder):
         summaries = report.write_report(folder, study)
+    for sentence in foreword.sentences(study, summaries, ready.asked):
+        print(sentence)
     print_table(study, summaries)
     print(f"\n{len(summaries)} cells. Report: {folder / report.NAME}")
 

@@ -7,7 +7,7 @@ from typing import Any
 from kvpolicies.adapter import inspect_model
 from kvpolicies.admission import in_force
 from kvpolicies.errors import UserError
-from kvpolicies.eval import launch, models, prompts, provenance
+from kvpolicies.eval import asked, launch, models, prompts, provenance
 from kvpolicies.eval.launch import Group
 from kvpolicies.eval.prompts import Request
 from kvpolicies.eval.study import Study
@@ -26,6 +26,8 @@ class Prepared:
     model: Any
     tokenizer: Any
     requests: list[Request]
+    asked: dict[str, Any]
+    """How the requests ask (asked.py)."""
 
 
 class Kept:
@@ -82,7 +84,8 @@ def prepare(study: Study, kept: Kept) -> Prepared:
         what = f"the prompt of problem {request.problem.id!r}"
         check_positions(model, len(request.prompt), request.max_new_tokens, what)
     check_budgets(study, requests)
-    return Prepared(study, group, problems, model, tokenizer, requests)
+    told = asked.describe(study, requests, tokenizer)
+    return Prepared(study, group, problems, model, tokenizer, requests, told)
 
 
 def check_budgets(study: Study, requests: Sequence[Request]) -> None:

@@ -21,6 +21,8 @@ from kvpolicies.eval.results import shards
 from kvpolicies.eval.tasks import Problem, fingerprint
 
 NAME = "run.json"
+PROMPTS = "prompts"
+"""Its part on how the model is asked (asked.py)."""
 
 
 class Asked(Protocol):
@@ -78,24 +80,36 @@ def _check_makeable(out: Path) -> None:
         raise UserError(f"--out {out}: {there} is not writable")
 
 
-def open_folder(study: Asked, problems: Sequence[Problem], model_info: dict[str, Any]) -> Path:
+def open_folder(
+    study: Asked,
+    problems: Sequence[Problem],
+    model_info: dict[str, Any],
+    asked: dict[str, Any] | None = None,
+) -> Path:
     """Makes the folder and writes or extends run.json, in one step; returns the folder.
 
+    Args:
+        asked: how the model is asked (`asked.describe`).
+
     Raises:
-        UserError: the folder holds another study, or results of other weights; nothing of it is
-            touched.
+        UserError: the folder holds another study, or results of other weights or of prompts in
+            another form; nothing of it is touched.
     """
     out = Path(study.out)
     make_folder(out)
     with Claims(out) as held:  # of several processes that start at once, one writes
         held.wait(claims.FOLDER)
         check_folder(study, problems)
-        _record(out / NAME, study, problems, model_info)
+        _record(out / NAME, study, problems, model_info, asked)
     return out
 
 
 def _record(
-    path: Path, study: Asked, problems: Sequence[Problem], model_info: dict[str, Any]
+    path: Path,
+    study: Asked,
+    problems: Sequence[Problem],
+    model_info: dict[str, Any],
+    asked: dict[str, Any] | None,
 ) -> None:
     here = environment()
     record: dict[str, Any] = {
@@ -103,6 +117,7 @@ def _record(
         "problems_fingerprint": fingerprint(problems),
         "problems": len(problems),
         "model": model_info,
+        PROMPTS: asked,
         "environments": [],
     }
     if path.exists():
@@ -111,11 +126,23 @@ def _record(
             raise UserError(
                 f"--out {path.parent}: its results are those of other weights of {study.model}"
             )
-    if here not in record["environments"]:
-        record["environments"].append(here)
+        _check_form(path.parent, record.get(PROMPTS), asked)
+    if here not in record["environments"] or record.get(PROMPTS) != asked:
+        record["environments"] += [here] if here not in record["environments"] else []
+        record[PROMPTS] = asked
         half = path.with_suffix(".json.part")
         half.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
         os.replace(half, path)
+
+
+def _check_form(out: Path, before: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
+    """Refuses to go on where the same options render prompts in another way than before."""
+    for key in ("form", "chat_template"):
+        if before and now and before.get(key) != now[key]:
+            raise UserError(
+                f"--out {out}: its prompts had another {key.replace('_', ' ')}: {before.get(key)}, "
+                f"now {now[key]}; choose another folder"
+            )
 
 
 def make_folder(out: Path) -> None:

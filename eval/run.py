@@ -79,7 +79,7 @@ def run_prepared(ready: Prepared) -> Path:
     study, group, model = ready.study, ready.group, ready.model
     described = provenance.describe_model(model)  # by all: each holds a part of the weights
     if group.leads:
-        provenance.open_folder(study, ready.problems, described)
+        provenance.open_folder(study, ready.problems, described, ready.asked)
     group.agree(None)  # the folder is there
     units = _units(study, ready.requests, model)
     _run_units(study, group, launch.here(), (model, ready.tokenizer), units)

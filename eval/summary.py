@@ -50,8 +50,10 @@ class Summary:
     cache_bytes: int
     state_bytes: int
     mean_length: float
+    cut: int
+    """Samples cut off at the limit of new tokens."""
     truncated: float
-    """Share of samples cut off by max_new_tokens."""
+    """The same as a share of samples."""
     looping: float
     """Share of samples that were cut off while repeating themselves."""
     lookahead: bool
@@ -144,6 +146,7 @@ def _one(study: Study, rows: Sequence[Row], full: Sequence[Row]) -> Summary:
         cache_bytes=max(row["cache_bytes"] for row in rows),
         state_bytes=max(row["state_bytes"] for row in rows),
         mean_length=sum(row["length"] for row in rows) / count,
+        cut=len(cut),
         truncated=len(cut) / count,
         lookahead=any(row.get("mode") for row in rows),
         looping=sum(ends_in_loop(row["tokens"]) for row in cut) / count,

@@ -186,14 +186,12 @@ def _caveats(study: Study, summaries: Sequence[Summary]) -> list[str]:
         if over == 0
         else f"{over} samples held more slots than their budget: the cache is broken."
     )
-    if not study.entry.forced and (cut := _cut_off(summaries)):
-        worst = max(cut, key=lambda c: c.truncated)
-        looping = max(cut, key=lambda c: c.looping)
+    looping = [cell for cell in summaries if cell.looping > 0 and not cell.lookahead]
+    if looping:
+        worst = max(looping, key=lambda c: c.looping)
         said.append(
-            f"Cut off at the token limit: up to {100 * worst.truncated:.0f} % of a cell's samples "
-            f"({worst.policy} at {worst.budget}); repeating themselves at the end: up to "
-            f"{100 * looping.looping:.0f} % ({looping.policy} at {looping.budget}). They count "
-            "as they were graded."
+            "Cut off while they repeated themselves: up to "
+            f"{100 * worst.looping:.0f} % of a cell's samples ({worst.policy} at {worst.budget})."
         )
     problems = max((cell.problems for cell in summaries), default=0)
     few = f" With {problems} problems they are wide." if problems < FEW else ""
@@ -216,11 +214,6 @@ def compared(study: Study, found: Analysis) -> list[str]:
         "at 5 %."
     ]
     return said + ([power.sentence(found.power)] if study.entry.measures[0].binary else [])
-
-
-def _cut_off(summaries: Sequence[Summary]) -> list[Summary]:
-    """A policy that looks ahead ends where full's text does, whatever it chose there."""
-    return [cell for cell in summaries if cell.truncated > 0 and not cell.lookahead]
 
 
 def _rows_of(rows: Sequence[Row], cell: Summary) -> list[Row]:

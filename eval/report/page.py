@@ -7,7 +7,16 @@ from typing import Any
 
 from markupsafe import Markup
 
-from kvpolicies.eval import analysis, controls, lookahead, pareto, plots, provenance, words
+from kvpolicies.eval import (
+    analysis,
+    controls,
+    foreword,
+    lookahead,
+    pareto,
+    plots,
+    provenance,
+    words,
+)
 from kvpolicies.eval.analysis import Analysis
 from kvpolicies.eval.measures import Row
 from kvpolicies.eval.report import comparisons, grid, latex, lengths, order, origin, samples, table
@@ -34,7 +43,7 @@ def write_report(folder: Path, study: Study) -> list[Summary]:
     pictures = plots.write_plots(folder, draws)
     record = json.loads((folder / provenance.NAME).read_text(encoding="utf-8"))
     page = _render(
-        **_results(study, found, rows),
+        **_results(study, found, rows, record.get(provenance.PROMPTS)),
         **_pictures(study, found.cells, pictures),
         **_origin(record),
         title=f"{study.task}: {study.model}",
@@ -47,10 +56,14 @@ def write_report(folder: Path, study: Study) -> list[Summary]:
     return found.cells
 
 
-def _results(study: Study, found: Analysis, rows: Sequence[Row]) -> dict[str, Any]:
+def _results(
+    study: Study, found: Analysis, rows: Sequence[Row], told: dict[str, Any] | None
+) -> dict[str, Any]:
     cells, with_controls = found.cells, controls.shown(found.cells)
     labels = {cell.policy: cell.label for cell in cells}
     return {
+        "before": foreword.sentences(study, cells, told),
+        "asked": told,
         "sentences": [*words.sentences(study, cells, rows), *words.compared(study, found)],
         "headings": table.headings(study, with_controls),
         "lines": [table.entries(study, cell, with_controls) for cell in cells],
@@ -97,9 +110,13 @@ def _origin(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _render(**context: Any) -> str:
+    return _environment().get_template("page.html.j2").render(**context)
+
+
+def _environment() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(
+    return Environment(
         loader=FileSystemLoader(_HERE),
         autoescape=True,
         undefined=StrictUndefined,
@@ -107,7 +124,6 @@ def _render(**context: Any) -> str:
         lstrip_blocks=True,
         finalize=_finalized,
     )
-    return environment.get_template("page.html.j2").render(**context)
 
 
 def _finalized(value: Any) -> Any:

@@ -34,6 +34,8 @@ class Measured:
     """[P, S], the budget in force."""
     prompts: np.ndarray
     """[P, S], tokens of the prompt; 0 where rows do not say."""
+    cut: np.ndarray
+    """[P, S], whether it was cut off at the limit of new tokens."""
     seconds: float
 
     @property
@@ -128,6 +130,7 @@ def _measured(
             lengths=column("length", int),
             slots=column("slots", int),
             prompts=column("prompt_tokens", int, 0),
+            cut=column("finish", str) == "length",
             seconds=float(column("seconds", float).sum()),
         )
     except (TypeError, ValueError, OverflowError):

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from kvpolicies.eval import asked
 from kvpolicies.eval.selection.benches import Bench
 from kvpolicies.eval.selection.candidates import Candidate, Load
 from kvpolicies.eval.selection.evidence import Evidence
+from kvpolicies.eval.selection.sources import Source
 
 NOTABLE = 0.01
 """A share of samples worth a word."""
@@ -16,9 +18,9 @@ def cautions(evidence: Evidence, winner: Candidate, load: Load, config: Any) -> 
     Args:
         config: of the model, as transformers has it.
     """
-    said = []
+    said = [caution for source in evidence.sources for caution in _asked(source)]
     for bench in evidence.benches:
-        said += _lengths(bench, winner, load) + _slots(bench, winner)
+        said += _cut_off(bench, winner) + _lengths(bench, winner, load) + _slots(bench, winner)
     if load.prompt > evidence.prompt_tokens > 0:
         said.append(
             f"extrapolation: prompts of up to {load.prompt:,} tokens are to be deployed, "
@@ -30,6 +32,27 @@ def cautions(evidence: Evidence, winner: Candidate, load: Load, config: Any) -> 
             f"prompt and new tokens reach {load.prompt + load.new:,} positions, the model "
             f"was made for {most:,}"
         )
+    return said
+
+
+def _asked(source: Source) -> list[str]:
+    if source.asked is None:
+        return [
+            f"{source.folder} does not say how its prompts were rendered, so that the deployment "
+            "may render them otherwise"
+        ]
+    return [f"{source.study.task}: {one.removesuffix('.')}" for one in asked.cautions(source.asked)]
+
+
+def _cut_off(bench: Bench, winner: Candidate) -> list[str]:
+    """Of full, which losses are against, and of the winner."""
+    said = []
+    for label, cell in {"full": bench.full, winner.label: bench.cells[winner.cell]}.items():
+        if (share := float(cell.cut.mean())) >= NOTABLE:
+            said.append(
+                f"{100 * share:.0f} % of {label}'s samples on {bench.label} were cut off at the "
+                "limit of new tokens; under another limit its accuracy is another one"
+            )
     return said
 
 

@@ -22,6 +22,7 @@ from kvpolicies.eval.selection.evidence import Evidence
 from kvpolicies.eval.selection.explaining import faults, points
 from kvpolicies.eval.stats import Interval
 from kvpolicies.eval.units import size
+from kvpolicies.models.form import KEYS as FORM
 
 KEYS = (
     "model",
@@ -37,13 +38,15 @@ KEYS = (
     "seed",
     "dtype",
     "device",
+    *FORM,
 )
 """What the choice and its studies decide; the rest of `Deployment` keeps its defaults."""
 
 
 def deployment(evidence: Evidence, candidate: Candidate, load: Load) -> Deployment:
-    """The config that runs `candidate`: sampling, dtype and device as in the first study."""
+    """The config that runs `candidate`: sampling, dtype, device and prompts as in the studies."""
     study = evidence.study
+    form = evidence.sources[0].form or study
     return Deployment(
         model=study.model,
         policy=candidate.cell.policy,
@@ -58,6 +61,7 @@ def deployment(evidence: Evidence, candidate: Candidate, load: Load) -> Deployme
         seed=study.seed,
         dtype=study.dtype,
         device=study.device,
+        **{key: getattr(form, key) for key in FORM},
     )
 
 
@@ -83,6 +87,7 @@ def deploy_yaml(
             f"fingerprint {source.fingerprint}, commit {', '.join(source.commits)}, "
             f"weights {source.weights})"
         )
+        lines.append(f"{source.study.task} asks: {source.study.entry.prompt!r}")
     lines += [f"{name}: {_figures(one)}" for name, one in winner.benches.items()]
     if len(winner.benches) > 1:
         lines.append(f"mean over tasks: {_figures(winner.mean)}")
@@ -123,6 +128,7 @@ def selection_json(
                 "problems": source.problems,
                 "samples": source.study.samples,
                 "weights": source.weights,
+                "prompts": source.asked,
             }
             for source in evidence.sources
         ],

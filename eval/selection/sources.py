@@ -9,11 +9,13 @@ from kvpolicies.config import from_mapping
 from kvpolicies.errors import UserError
 from kvpolicies.eval import provenance
 from kvpolicies.eval.study import Study
+from kvpolicies.models.form import KEYS as FORM
+from kvpolicies.models.form import Form
 
 _SHARED = ("model", "dtype", "temperature", "top_p", "top_k", "sinks", "window")
 """What a deployment has one of, so that all folders must agree."""
-_OWN = ("out", "policies", "budgets", "batch_size", "device", "data")
-"""What studies of one bench may differ in."""
+_OWN = ("out", "policies", "budgets", "batch_size", "device", "data", *FORM)
+"""What studies of one bench may differ in; of the form, what is in effect is compared."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,13 @@ class Source:
     problems: int
     weights: str
     """A short hash of the model's."""
+    asked: dict[str, Any] | None
+    """How the model was asked (asked.py); None of a folder that does not say."""
+
+    @property
+    def form(self) -> Form | None:
+        """How its prompts were rendered."""
+        return None if self.asked is None else Form(**self.asked["form"])
 
 
 def read_source(folder: Path) -> Source:
@@ -43,6 +52,8 @@ def read_source(folder: Path) -> Source:
         count, weights = record["problems"], str(record["model"]["weights"])
         commits = dict.fromkeys(str(e.get("commit")) for e in record["environments"])
         fingerprint = str(record["problems_fingerprint"])
+        asked = record.get(provenance.PROMPTS)
+        _ = None if asked is None else (Form(**asked["form"]), asked["chat_template"])
     except UserError:
         raise
     except (KeyError, TypeError, AttributeError) as error:
@@ -59,7 +70,7 @@ def read_source(folder: Path) -> Source:
             f"{folder}: task {study.task} grades no answers, so it has no accuracy "
             "to choose by; give a study of a task that generates"
         )
-    return Source(str(folder), study, tuple(commits), fingerprint, count, weights)
+    return Source(str(folder), study, tuple(commits), fingerprint, count, weights, asked)
 
 
 def _record(folder: Path) -> dict[str, Any]:
@@ -94,6 +105,12 @@ def check_alike(sources: list[Source], model: str | None) -> None:
                     f"{source.folder} and {first.folder} differ in {key} ({mine} and "
                     f"{theirs}); a deployment has one"
                 )
+        if source.form != first.form:
+            forms = [one.form.described() if one.form else "unknown" for one in (source, first)]
+            raise UserError(
+                f"{source.folder} and {first.folder} rendered prompts differently ({forms[0]}; "
+                f"{forms[1]}); a deployment has one form"
+            )
         if source.weights != first.weights:
             raise UserError(
                 f"{source.folder} and {first.folder}: other weights of "

@@ -31,12 +31,12 @@ def made(*benches: dict[str, np.ndarray], held: dict[str, int] | None = None):
     for number, grades in enumerate(benches):
         blank = np.zeros_like(grades["full"], dtype=int)
         cells = {
-            cell_of[name]: Measured(x.astype(float), blank, blank, blank, 0.0)
+            cell_of[name]: Measured(x.astype(float), blank, blank, blank, blank > 0, 0.0)
             for name, x in grades.items()
         }
         problems = tuple(str(i) for i in range(len(blank)))
         kept.append(Bench(f"task {number}", problems, blank.shape[1], 10, cells))
-    source = Source("folder", Study(), (), "", len(kept[0].problems), "")
+    source = Source("folder", Study(), (), "", len(kept[0].problems), "", None)
     evidence = Evidence((source,), tuple(kept), tuple(cell_of.values()), {})
     candidates = []
     for place, name in enumerate(names):

@@ -107,7 +107,9 @@ def test_documents_begin_with_what_a_study_asks(template, form):
     problem = Problem("p", "6 * 7?", "", solution="It is 42.")
     [request] = prompts.encode(study, [problem], tokenizer)
     document = encode({"problem": problem.text, "solution": problem.solution})
-    assert request.forced == tokenizer.encode(problem.solution, add_special_tokens=False)
+    assert request.forced and request.forced == tokenizer.encode(
+        problem.solution, add_special_tokens=False
+    )
     if form.get("thinking") is False:  # the template says so where an answer is asked for
         assert document[: len(request.prompt) - 15] == request.prompt[:-15]
     else:
