@@ -95,7 +95,8 @@ def grade_nothing(task: "Task", problem: Problem, text: str) -> Grades:
 def finds_answer(task: "Task", text: str) -> bool:
     """A closed box, or a whole line that says it is the answer.
 
-    The last number or letter of a text that breaks off is whatever it had come to: no answer.
+    What else finds an answer, such as the last number, finds anything so far in a text that breaks
+    off.
     """
     lines = text[: text.rfind("\n") + 1]
     marked = {"boxed": text, "hashes": lines, "answer_line": lines}

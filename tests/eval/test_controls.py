@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvpolicies.budget import BudgetSpec
 from kvpolicies.eval import analysis, controls, report, run, words
 from kvpolicies.eval.controls import LENGTH, MEMORY, Cuts
 from kvpolicies.eval.measures import ACCURACY
@@ -89,14 +90,14 @@ def test_each_cut_is_graded_once_and_an_uncut_sample_never():
         return {"correct": 0}
 
     found = cuts(grade, list(range(10)))
-    first = found.of(request(), sample(3, 10), "10")
+    first = found.of(request(), sample(3, 10), BudgetSpec("10"))
     assert first == {
         LENGTH: {"length": 3, "cut": True, "answered": True, "correct": 0},
         MEMORY: {"length": 5, "cut": True, "answered": True, "correct": 0},
     }
-    found.of(request(), sample(5, 10), "10")
+    found.of(request(), sample(5, 10), BudgetSpec("10"))
     assert graded == ["0 1 2", "0 1 2 3 4"]
-    assert found.of(request(), sample(50, 100), "100") == {
+    assert found.of(request(), sample(50, 100), BudgetSpec("100")) == {
         name: {"length": 10, "cut": False, "correct": 1} for name in (LENGTH, MEMORY)
     }
     assert len(graded) == 2
@@ -109,7 +110,7 @@ def test_each_cut_is_graded_once_and_an_uncut_sample_never():
 )
 def test_the_memory_is_what_the_cell_holds(budget, held, kept):
     found = cuts(lambda problem, text: {"correct": 0}, list(range(40)))
-    assert found.of(request(), sample(40, held), budget)[MEMORY]["length"] == kept
+    assert found.of(request(), sample(40, held), BudgetSpec(budget))[MEMORY]["length"] == kept
 
 
 def made(full, mine, stopped, short, unanswered=0):
