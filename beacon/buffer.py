@@ -30,8 +30,8 @@ class QueryBuffer(Keeper):
         """Takes in a step's n queries of every row."""
         n = step.positions.shape[1]
         early = [
-            min(n, max(0, b.total - self.n_recent - (length - n)))
-            for b, length in zip(view.budgets, view.lengths, strict=True)
+            min(n, max(0, s.capacity - self.n_recent - (length - n)))
+            for s, length in zip(view.schedules, view.lengths, strict=True)
         ]
         if n == 1:
             self._add_one(view, step, early)
@@ -73,8 +73,8 @@ class QueryBuffer(Keeper):
         But for the recents that the next eviction still finds among the newest.
         """
         alike: dict[tuple[int, int], list[int]] = {}
-        for row, (c, b) in enumerate(zip(counters(view), view.budgets, strict=True)):
-            room = b.total - view.lengths[row]
+        for row, (c, s) in enumerate(zip(counters(view), view.schedules, strict=True)):
+            room = s.capacity - view.lengths[row]
             stay = max(0, min(c["count"] - c["beacons"], self.n_recent - room))
             alike.setdefault((c["count"] - stay, stay), []).append(row)
         for (n, stay), rows in alike.items():  # rows of the same counts are one call
@@ -128,8 +128,8 @@ class QueryBuffer(Keeper):
         """Rows whose cache is within n_recent slots of full: what the buffer holds is final."""
         reached = [
             i
-            for i, (c, b) in enumerate(zip(counters(view), view.budgets, strict=True))
-            if not c["late"] and view.lengths[i] >= b.total - self.n_recent
+            for i, (c, s) in enumerate(zip(counters(view), view.schedules, strict=True))
+            if not c["late"] and view.lengths[i] >= s.capacity - self.n_recent
         ]
         self.thin(view, reached, self.n_beacon)
         for i in reached:

@@ -15,7 +15,16 @@ from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.kernels.observe import observation_scores
 from kvpolicies.kernels.weights import observation_weights
-from kvpolicies.policy import MOST_QUERIES, Geometry, Policy, Scores, Step, View, whole
+from kvpolicies.policy import (
+    MOST_QUERIES,
+    Geometry,
+    Policy,
+    Schedule,
+    Scores,
+    Step,
+    View,
+    whole,
+)
 
 # Who keeps the queries: by `refresh`, then by `selector`.
 KEEPERS: dict[str, dict[str, type[Keeper]]] = {
@@ -49,6 +58,7 @@ class Beacon(Policy):
     """
 
     name = "beacon"
+    whole_prompts = True  # farthest-point sampling chooses among all queries it is shown at once
     source = "BeaconKV, arXiv 2609.04971"
     n_beacon: int = 16
     """Past queries that look, far apart from each other; 0 = none."""
@@ -108,13 +118,10 @@ class Beacon(Policy):
         kind = KEEPERS[self.refresh][self.selector]
         return kind(self.n_beacon, self.n_recent, self.selector, Space(self.space, self.shared))
 
-    def drop(self, budget: Budget) -> int:
-        """Down to 7/8 of the budget."""
-        return max(1, min(budget.total - 7 * budget.total // 8, budget.topk))
-
-    def protects(self, budget: Budget) -> int:
-        """The recents."""
-        return self.n_recent
+    def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
+        """Down to 7/8 of the budget; the recents are protected."""
+        drop = max(1, min(budget.total - 7 * budget.total // 8, budget.topk))
+        return Schedule.under(budget, drop, self.n_recent)
 
     def init_state(self, geometry: Geometry) -> dict[str, Tensor]:
         """See `Keeper`."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kvpolicies.admission import in_force
+from kvpolicies.admission import asked_for
 from kvpolicies.budget import AnyBudget
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.errors import UserError
@@ -89,8 +89,9 @@ def _cache(
     from kvpolicies.registry import resolve
 
     chosen, length = resolve(policy), prompt + new
-    own = in_force(chosen, budget, prompt, new, length)
-    return FixedBudgetCache(model, chosen, own, slots=min(length, own.total), max_length=length)
+    schedule = chosen.schedule(asked_for(chosen, budget, length, length), prompt, new)
+    slots = min(length, schedule.capacity)
+    return FixedBudgetCache(model, chosen, schedule, slots=slots, max_length=length)
 
 
 def _words(model: Any) -> int:
@@ -131,8 +132,8 @@ def largest_batch_by_allocation(
                       for d in (weight.dtype, torch.float32)]  # fmt: skip
         except torch.OutOfMemoryError:
             return False
-        held = [t for store in cache.stores for t in store.stored]
-        held += [t for layer in cache.slot_layers for t in layer.state.values()]
+        held = [t for group in cache.groups for t in group.stored]
+        held += [t for group in cache.groups for state in group.state for t in state.values()]
         return weights + _in_use(weight.device, [*held, *logits]) - before <= memory
 
     low, high = 0, most

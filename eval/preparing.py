@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvpolicies.adapter import inspect_model
-from kvpolicies.admission import in_force
+from kvpolicies.admission import asked_for
 from kvpolicies.errors import UserError
 from kvpolicies.eval import asked, launch, models, prompts, provenance
 from kvpolicies.eval.launch import Group
@@ -97,7 +97,9 @@ def check_budgets(study: Study, requests: Sequence[Request]) -> None:
             try:
                 budget.of(request.length)
                 for policy in policies:
-                    in_force(policy, budget, prompt, limit, request.length)
+                    policy.schedule(
+                        asked_for(policy, budget, prompt + limit, request.length), prompt, limit
+                    )
             except UserError as error:
                 where = f"problem {request.problem.id!r} ({request.length} tokens)"
                 raise UserError(f"budget {budget} of {where}: {error}") from None

@@ -189,7 +189,10 @@ def _score_cell(
 
 def _decode(session: Session, cell: Cell, unit: list[Request], **options: Any) -> None:
     # A process of several that share a model sees the evictions of its own heads only.
-    trace = session.group.size == 1 and any(texts.wanted(session.study, r) for r in unit)
+    # A process of several that share a model sees the evictions of its own heads only; keys that
+    # are re-rotated have no trace.
+    alone = session.group.size == 1 and not resolve(cell.policy).rerotates
+    trace = alone and any(texts.wanted(session.study, r) for r in unit)
     generate(
         session.model,
         [request.prompt for request in unit],

@@ -18,10 +18,12 @@ from transformers import AttentionInterface, AttentionMaskInterface, logging
 from kvpolicies.architecture import attention_modules, inspect_model
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.errors import UserError
+from kvpolicies.guard import guarded, refuse_compiled, refuse_gradients
 from kvpolicies.kernels.attention import masked_attention
 from kvpolicies.kernels.packed import packed_attention
 from kvpolicies.kernels.softmax import Softmax
-from kvpolicies.steps import Tokens, process
+from kvpolicies.rows import Counts
+from kvpolicies.step import LayerInput
 
 NAME = "kvpolicies"
 
@@ -72,37 +74,46 @@ def attach(model: Any, cache: FixedBudgetCache) -> Iterator[FixedBudgetCache]:
     """
     if inspect_model(model, cache.policy) != cache.shape:
         raise UserError(f"the cache was made for {cache.shape}, not for {type(model).__name__}")
-    inputs: dict[int, Tensor] = {}
-    batch: list[tuple[list[int], list[int]]] = []
+    refuse_compiled(model)
+    hidden: dict[int, Tensor] = {}
+    last = cache.shape.layers - 1
 
     def serve(
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kw: Any
     ) -> Tensor:
-        b, h = key.shape[:2]
-        softmax = _softmax(module, h, cache.shape.spans[module.layer_idx], kw)
-        given = inputs.pop(module.layer_idx, None)  # kept no longer than its layer
-        if cache.fixed is not None:
-            slots = cache.slot_layers[module.layer_idx]
-            return cache.fixed.attend(slots, query, key, value, softmax, given).flatten(1, 2)
-        cache.take_over(module.layer_idx, h)
-        if not cache.slot_layers:
-            cache.allocate(query.shape[0], key.dtype, key.device)
-        if module.layer_idx == 0:
-            batch[:] = [cache.scheduled or _batch(cache, query, mask, kw.get("position_ids"))]
-        rows, counts = batch[0]
-        tokens = Tokens(
+        layer, (b, h) = module.layer_idx, key.shape[:2]
+        softmax = _softmax(module, h, cache.shape.spans[layer], kw)
+        given = LayerInput(
             query.reshape(b, h, -1, *query.shape[2:]),
             key,
             value,
-            given,
+            hidden.pop(layer, None),  # kept no longer than its layer
             softmax,
         )
-        return process(cache.slot_layers[module.layer_idx], tokens, rows, counts).flatten(1, 2)
+        forward = cache.forward
+        if forward is not None and forward.fixed is not None:
+            return forward.fixed.attend(layer, given).flatten(1, 2)
+        cache.take_over(layer, h)
+        ours = forward is not None and forward.scheduled
+        if layer == 0 and not ours:
+            cache.allocate_once(query.shape[0], key.dtype, key.device)
+            counts = _counts(cache, query.shape[2], mask, kw.get("position_ids"))
+            refuse_gradients(query, key, value)
+            cache.begin(counts)
+        elif not ours:
+            refuse_gradients(query, key, value)
+        out = cache.attend(layer, given)
+        if layer == last:
+            cache.finish()
+        return out.flatten(1, 2)
 
     with _serving(model, [serve] * cache.shape.layers) as modules:
         cache.set_attached(True)
         try:
-            with _inputs_kept(modules if cache.policy.needs_input else [], inputs):
+            with (
+                _inputs_kept(modules if cache.policy.needs_input else [], hidden),
+                guarded(model, cache, lambda: _served.get(modules[0]) is serve),
+            ):
                 yield cache
         finally:
             cache.set_attached(False)
@@ -138,37 +149,71 @@ def _softmax(module: Any, heads: int, span: int | None, given: dict[str, Any]) -
     )
 
 
-def _batch(
-    cache: FixedBudgetCache, query: Tensor, mask: Any, position_ids: Tensor | None
-) -> tuple[list[int], list[int]]:
-    """(rows, real tokens a row) of a forward that transformers' own loop runs."""
-    rows, width = query.shape[0], query.shape[2]
-    if rows != cache.slot_layers[0].geometry.rows:
+def _counts(
+    cache: FixedBudgetCache, width: int, mask: Tensor | None, position_ids: Tensor | None
+) -> Counts:
+    """What a forward brings that transformers' own loop runs, or one of the user's own."""
+    rows, before = cache.evicting.rows, cache.columns - width
+    n = cache.rows
+    tokens = torch.full((n,), width)
+    if mask is not None:
+        tokens = _real(cache, width, mask)
+    if position_ids is not None:
+        _check_positions(cache, width, mask, position_ids)
+    counts = tokens.tolist()
+    if cache.prompt_columns is None:
+        # A loop of the user's own: one token a row is a new one.
+        prompt = [count > 1 or seen == 0 for count, seen in zip(counts, rows.seen, strict=True)]
+        ended = [False] * n
+    else:
+        prompt = [before < cache.prompt_columns] * n
+        ended = [cache.columns >= cache.prompt_columns] * n
+    return Counts(range(n), counts, prompt, ended)
+
+
+def _real(cache: FixedBudgetCache, width: int, mask: Tensor) -> Tensor:
+    """Real tokens [B] of a forward's `width` columns; what the mask says of earlier ones must hold.
+
+    Raises:
+        UserError: for a mask of other columns than the cache has seen, or padding on the right.
+    """
+    if mask.dim() != 2:
+        raise UserError("FixedBudgetCache: only a 2-D padding mask is supported")
+    if mask.shape != (cache.rows, cache.columns):
         raise UserError(
-            f"the cache holds {cache.slot_layers[0].geometry.rows} rows, the batch has {rows}; "
-            "make a new FixedBudgetCache for a batch of another size"
+            f"FixedBudgetCache: attention_mask is {list(mask.shape)}, expected "
+            f"{[cache.rows, cache.columns]}: {cache.columns - width} columns seen before and "
+            f"{width} new ones"
         )
-    counts = [width] * rows
-    if width > 1 and mask is not None:
-        if mask.dim() != 2:
-            raise UserError("FixedBudgetCache: only a 2-D padding mask is supported")
-        real = mask[:, -width:].bool()
-        if bool((real[:, :-1] & ~real[:, 1:]).any()):
-            raise UserError("FixedBudgetCache: padding must be on the left of the prompt")
-        counts = real.sum(-1).tolist()
-    if width > 1 and position_ids is not None:
-        _check_positions(cache, counts, position_ids)
-    return list(range(rows)), counts
-
-
-def _check_positions(cache: FixedBudgetCache, counts: list[int], position_ids: Tensor) -> None:
-    """A row's tokens must be numbered from 0, padding apart: sinks and windows rest on it."""
-    newest = position_ids[:, -1].expand(len(counts)).tolist()
-    expected = [s + c - 1 for s, c in zip(cache.slot_layers[0].seen, counts, strict=True)]
-    if any(c and n != e for n, e, c in zip(newest, expected, counts, strict=True)):
+    real = mask.bool().cpu()
+    old, new = real[:, : cache.columns - width].sum(-1), real[:, cache.columns - width :]
+    seen = cache.evicting.rows.seen
+    if old.tolist() != seen:
         raise UserError(
-            f"FixedBudgetCache: position_ids end at {newest}, expected {expected}: number each "
-            "row's tokens from 0, padding not counted (attention_mask.cumsum(-1) - 1)"
+            f"FixedBudgetCache: attention_mask marks {old.tolist()} earlier tokens as real, but "
+            f"the cache has seen {seen}"
+        )
+    if bool((new[:, :-1] & ~new[:, 1:]).any()):
+        raise UserError("FixedBudgetCache: padding must be on the left of the prompt")
+    return new.sum(-1)
+
+
+def _check_positions(
+    cache: FixedBudgetCache, width: int, mask: Tensor | None, position_ids: Tensor
+) -> None:
+    """A row's tokens must be numbered from 0, padding apart: sinks and windows rest on it."""
+    came = position_ids.expand(cache.rows, width).cpu()
+    real = torch.ones(cache.rows, width, dtype=torch.bool)
+    if mask is not None:
+        real = mask[:, -width:].bool().cpu()
+    expected = torch.tensor(cache.evicting.rows.seen)[:, None] + real.cumsum(-1) - 1
+    wrong = ((came != expected) & real).nonzero()
+    if len(wrong):
+        row, column = wrong[0].tolist()
+        raise UserError(
+            f"FixedBudgetCache: position_ids give {int(came[row, column])} to a token of row {row} "
+            f"whose position is {int(expected[row, column])}: number each row's tokens from 0, "
+            "padding not counted (attention_mask.cumsum(-1) - 1)"
         )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from kvpolicies.budget import AnyBudget, Budget
 from kvpolicies.charging import charged
 from kvpolicies.errors import UserError
-from kvpolicies.policy import Geometry, Policy, whole
+from kvpolicies.policy import Geometry, Policy, Schedule, whole
 from kvpolicies.sampling import Sampling
 
 
@@ -21,6 +21,7 @@ class Request:
     prompt: list[int]
     limit: int
     budget: Budget
+    schedule: Schedule
     sampling: Sampling
     random: np.random.Generator
     forced: list[int] | None
@@ -87,14 +88,17 @@ def admit(
         if len(prompt) == 0:
             raise UserError(f"prompt {i} has no tokens; every prompt needs at least one")
         # A ratio is one of all that was asked for, even where less is forced.
-        own = in_force(policy, budget, len(prompt), limits[i], len(prompt) + asked[i])
+        own = asked_for(policy, budget, len(prompt) + limits[i], len(prompt) + asked[i])
         if charge and policy.evicts:
             longest = replace(charge, length=len(prompt) + limits[i])
             own = charged(policy, own, longest)
         goal = None if forced is None else [int(t) for t in forced[i]]
         random = sampling.generator(identities[i])
         ids = [int(t) for t in prompt]
-        requests.append(Request(i, identities[i], ids, limits[i], own, sampling, random, goal))
+        schedule = policy.schedule(own, len(prompt), limits[i])
+        requests.append(
+            Request(i, identities[i], ids, limits[i], own, schedule, sampling, random, goal)
+        )
     return requests
 
 
@@ -108,18 +112,18 @@ def _asked(max_new_tokens: int | Sequence[int], n: int) -> list[int]:
     return asked
 
 
-def in_force(policy: Policy, budget: AnyBudget, prompt: int, limit: int, length: int) -> Budget:
-    """The budget of one sequence: what the policy grants, or room for all if it never evicts.
+def asked_for(policy: Policy, budget: AnyBudget, longest: int, length: int) -> Budget:
+    """The budget that one sequence is given: room for all of it if the policy never evicts.
 
     Args:
-        limit: most new tokens. length: what a ratio is taken of.
+        longest: most tokens that it will have. length: what a ratio is taken of.
 
     Raises:
         UserError: for an impossible budget.
     """
     if not policy.evicts:
-        return Budget(prompt + limit, sinks=0, window=0)
-    return policy.grant(Budget.parse(budget, length=length), prompt, limit)
+        return Budget(longest, sinks=0, window=0)
+    return Budget.parse(budget, length=length)
 
 
 def _limits(asked: list[int], forced: Sequence[Sequence[int]] | None) -> list[int]:

@@ -129,29 +129,6 @@ AnyBudget = Budget | BudgetSpec | str | int
 """A budget in any form that `Budget.parse` reads."""
 
 
-@dataclass(frozen=True)
-class Grant(Budget):
-    """A budget in force under a paper's own rule, where that holds more than was asked for.
-
-    `total` stays the most slots ever held.
-
-    Raises:
-        ValueError: as `Budget`.
-    """
-
-    asked: int = 0
-    """Slots that the study gave."""
-    prompt: int = 0
-    """Tokens of the prompt."""
-    in_chunks: bool = False
-    """Long prompts are evicted in chunks, as under any budget; else the rule says how much goes."""
-
-    @property
-    def chunk(self) -> int:
-        """Tokens processed at once when a prompt is longer than the budget."""
-        return super().chunk if self.in_chunks else 1
-
-
 def _normalised(text: str) -> str:
     text = text.strip()
     share = _SHARE.fullmatch(text)

@@ -8,19 +8,35 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from kvpolicies.budget import Budget, Grant
+from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
-from kvpolicies.layer import SlotLayer
-from kvpolicies.policy import Geometry, Policy
+from kvpolicies.policy import Geometry, Policy, Schedule
+from kvpolicies.rows import Counts, Move
 from kvpolicies.sliding import Sliding, sliding_budget
-from kvpolicies.store import SlotStore
+from kvpolicies.slots import SlotGroup
+from kvpolicies.step import LayerInput, attend
+
+# Attention weights, where a policy asks for them, are made for so many (query, slot) pairs a row.
+WEIGHTS_A_ROW = 1 << 22
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The forward that is under way: planned once, read by every layer."""
+
+    moves: list[list[Move]]
+    """The plan of each group of layers."""
+    scheduled: bool = True
+    """Whether kvpolicies' own loop began it; else the model's first layer does."""
+    fixed: Any = None
+    """A decode step of fixed shapes (fixed.py), if that runs it."""
 
 
 class _Passing(CacheLayerMixin):
@@ -67,6 +83,23 @@ class _Passing(CacheLayerMixin):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         raise UserError("FixedBudgetCache: beam search is not supported; use num_beams=1")
 
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        raise UserError(
+            "FixedBudgetCache: batch_repeat_interleave is not supported; repeat the prompts instead"
+        )
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        raise UserError(
+            "FixedBudgetCache: batch_select_indices is not supported; make a new cache for the "
+            "rows that remain"
+        )
+
+    def crop(self, *_: Any) -> None:
+        raise UserError(
+            "FixedBudgetCache: crop is not supported (assisted generation needs it): evicted "
+            "tokens do not come back"
+        )
+
 
 class FixedBudgetCache(Cache):
     """At most `budget.total` KV pairs a head, whatever the sequence's length.
@@ -74,13 +107,18 @@ class FixedBudgetCache(Cache):
     Args:
         model: the transformers model (its sizes are read; nothing is changed).
         policy: a `Policy`, or its spec such as `"beacon(n_beacon=8)"`.
-        budget: one `Budget` for all rows, an int or text such as `"1024"`, or one Budget a row. A
-            paper's own rule (`faithful=True`) is in force where `policy.grant(...)` made it.
+        budget: one `Budget` for all rows, an int or text such as `"1024"`, or one Budget a prompt
+            of the batch. A paper's own rule (`faithful=True`) depends on prompt and limit: give it
+            `policy.schedule(budget, prompt_tokens, max_new_tokens)` for each prompt.
+        request_ids: what identifies each prompt of the batch in any other (default: 0 for all);
+            policies that draw random numbers seed them with it, as `generate` does.
         slots: slots to allocate a head; default the largest budget. Fewer suffice when sequences
             are known to be shorter.
         max_length: tokens of the longest sequence, where something must be allocated for all of
             them: a trace, or a policy that keeps every query (0 = not known).
         trace: record eviction times.
+
+    With `num_return_sequences=n` each prompt's budget and id hold for its n neighbouring rows.
 
     Raises:
         ValueError: for a model whose attention cannot work here, by name.
@@ -90,41 +128,57 @@ class FixedBudgetCache(Cache):
         self,
         model: Any,
         policy: Policy | str,
-        budget: Budget | str | int | Sequence[Budget],
+        budget: Budget | Schedule | str | int | Sequence[Budget | Schedule],
         *,
+        request_ids: Sequence[int] | None = None,
         slots: int | None = None,
         max_length: int = 0,
         trace: bool = False,
     ):
         from kvpolicies.architecture import find_ropes, inspect_model
+        from kvpolicies.guard import refuse_compiled
         from kvpolicies.registry import resolve
 
+        refuse_compiled(model)
         self.policy = resolve(policy)
         self.shape = inspect_model(model, self.policy)
         self.policy.check_model(model)
         self.ropes = find_ropes(model)
-        one = isinstance(budget, str | int | Budget)
-        self.budgets: list[Budget] = [Budget.parse(budget)] if one else list(budget)
-        if not self.budgets:
+        one = isinstance(budget, str | int | Budget | Schedule)
+        self.schedules = [self._schedule(b) for b in ([budget] if one else list(budget))]
+        if not self.schedules:
             raise UserError("FixedBudgetCache: no budget given")
-        own_rule = self.policy.own_rule
-        if own_rule and not all(isinstance(b, Grant) for b in self.budgets):
-            raise UserError(
-                f"FixedBudgetCache: what {self.policy} holds follows from prompt and limit: "
-                "give it policy.grant(budget, prompt_tokens, max_new_tokens) for each row"
-            )
-        self.slots = max(b.total for b in self.budgets) if slots is None else slots
+        self.request_ids = [0] if request_ids is None else [int(i) for i in request_ids]
+        self.slots = max(s.capacity for s in self.schedules) if slots is None else slots
         if trace and max_length < 1:
             raise UserError("FixedBudgetCache: a trace needs max_length, the longest sequence")
+        if trace and self.policy.rerotates:
+            raise UserError(
+                f"policy {self.policy}: eviction times do not tell how keys are re-rotated, so "
+                "that its trace could not be replayed; record none"
+            )
         self.max_length, self.trace_length = max_length, max_length if trace else 0
-        self.slot_layers: list[SlotLayer] = []
-        self.stores: list[SlotStore] = []
-        # (rows, real tokens a row) of the next forward, when kvpolicies' own loop runs it.
-        self.scheduled: tuple[list[int], list[int]] | None = None
-        # A decode step of fixed shapes, while it runs (fixed.py).
-        self.fixed: Any = None
+        self.groups: list[SlotGroup] = []
+        # By layer: its group's number, and its place in the group.
+        self.places: list[tuple[int, int]] = []
+        self.forward: Forward | None = None
+        # Columns of the prompt that `model.generate` was given, while it runs; None = not known.
+        self.prompt_columns: int | None = None
+        # Token ids that forwards of transformers' own loop brought; None = some are not known.
+        self.history: list[Tensor] | None = []
+        self._columns = 0
         self._passing = [_Passing() for _ in range(self.shape.layers)]
         super().__init__(layers=[*self._passing])
+
+    def _schedule(self, budget: Budget | Schedule | str | int) -> Schedule:
+        if isinstance(budget, Schedule):
+            return budget
+        if self.policy.own_rule:
+            raise UserError(
+                f"FixedBudgetCache: what {self.policy} holds follows from prompt and limit: give "
+                "it policy.schedule(budget, prompt_tokens, max_new_tokens) for each prompt"
+            )
+        return self.policy.schedule(Budget.parse(budget), 0, 0)
 
     def set_attached(self, attached: bool) -> None:
         """Called by `attach`: without it, new keys would go nowhere."""
@@ -151,108 +205,201 @@ class FixedBudgetCache(Cache):
         self._passing[layer].handed_over = False
 
     def allocate(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Allocates all layers for `rows` sequences and starts every row."""
+        """Allocates all layers for `rows` sequences, which `start` begins."""
         s = self.shape
         geometry = Geometry(
             rows, s.heads, s.groups, self.slots, s.head_dim, dtype, device, self.max_length,
             s.first_head,
         )  # fmt: skip
-        self.slot_layers, self.stores = [], []
-        store_of: dict[int | None, SlotStore] = {}
-        for i, (rope, span) in enumerate(zip(self.ropes, s.spans, strict=True)):
+        groups: dict[int | None, list[int]] = {}
+        for i, span in enumerate(s.spans):
+            groups.setdefault(span, []).append(i)
+        self.groups, self.places = [], [(0, 0)] * s.layers
+        for span, layers in groups.items():
             own, policy = geometry, self.policy
             if span is not None:
                 most = sliding_budget(span).total
                 own = replace(geometry, slots=min(most, self.max_length or most))
                 policy = Sliding()
-            if span not in store_of:
-                store_of[span] = SlotStore(s.spans.count(span), own, policy, self.trace_length)
-            layer = SlotLayer(own, policy, i, rope, self.trace_length, span, store_of[span])
-            self.slot_layers.append(layer)
-        self.stores = list(store_of.values())
-        rotates = self.policy.needs_rope or self.policy.rerotates
-        if self.max_length and rotates and device.type != "meta":
-            for rope in self.ropes:  # what cannot be rotated so far is refused now, not on the way
-                rope.prepare(self.max_length, device)
-        for row in range(rows):
-            self.start(row, self.budgets[row % len(self.budgets)], seed=row)
+            for y, layer in enumerate(layers):
+                self.places[layer] = (len(self.groups), y)
+            ropes = [self.ropes[i] for i in layers]
+            self.groups.append(SlotGroup(own, policy, layers, ropes, self.trace_length, span))
+        if self.max_length and device.type != "meta":
+            self._prepare_ropes(self.max_length)  # what cannot be rotated so far is refused now
+
+    def _a_row(self, rows: int, given: list[Any], what: str) -> list[Any]:
+        """One value a row, of one for all or one a prompt, whose rows are neighbours."""
+        if rows % len(given):
+            raise UserError(f"FixedBudgetCache: {len(given)} {what} given for a batch of {rows}")
+        return [value for value in given for _ in range(rows // len(given))]
+
+    def _prepare_ropes(self, length: int) -> None:
+        if self.policy.needs_rope or self.policy.rerotates:
+            for rope in set(self.ropes):
+                rope.prepare(length, self.groups[0].geometry.device)
+
+    def allocate_once(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Allocates for a batch of so many rows and starts them, if nothing is allocated yet.
+
+        Raises:
+            UserError: if the cache holds another number of rows.
+        """
+        if not self.groups:
+            schedules = self._a_row(rows, self.schedules, "budgets")
+            ids = self._a_row(rows, self.request_ids, "request_ids")
+            self.allocate(rows, dtype, device)
+            for row in range(rows):
+                self.start(row, schedules[row], ids[row])
+        if rows != self.rows:
+            raise UserError(
+                f"the cache holds {self.rows} rows, the batch has {rows}; make a new "
+                "FixedBudgetCache for a batch of another size"
+            )
+
+    @property
+    def columns(self) -> int:
+        """Columns of tokens that came in so far, padding and those under way included."""
+        return self._passing[0].columns
+
+    @property
+    def rows(self) -> int:
+        """Rows that are allocated; 0 before."""
+        return self.groups[0].geometry.rows if self.groups else 0
 
     def start(
-        self,
-        row: int,
-        budget: Budget,
-        seed: int = 0,
-        futures: Sequence[Any] | None = None,
-        prompt: int = 0,
+        self, row: int, schedule: Schedule, seed: int = 0, futures: Sequence[Any] | None = None
     ) -> None:
         """Empties a row and gives it to a new sequence, identified by `seed` in any batch.
 
-        `futures` is the recording of the sequence's full run, one a layer (recording.py), `prompt`
-        its prompt's length (0 = not known beforehand).
+        `futures` is the recording of the sequence's full run, one a layer (recording.py).
         """
-        for i, layer in enumerate(self.slot_layers):
-            own = budget if layer.span is None else sliding_budget(layer.span)
-            layer.reset(row, own, seed, futures[i] if futures else None, prompt)
+        for group in self.groups:
+            own = schedule
+            if group.span is not None:
+                own = group.policy.schedule(sliding_budget(group.span), 0, 0)
+            group.reset(row, own, seed, futures and [futures[i] for i in group.layers])
 
     def move_row(self, source: int, destination: int) -> None:
         """Moves a sequence to a row that nobody uses."""
-        for layer in self.slot_layers:
-            layer.move_row(source, destination)
+        for group in self.groups:
+            group.move_row(source, destination)
 
     def swap_rows(self, one: int, other: int) -> None:
         """Exchanges the sequences of two rows."""
-        for layer in self.slot_layers:
-            layer.swap_rows(one, other)
+        for group in self.groups:
+            group.swap(one, other)
+
+    def forget_future(self, row: int) -> None:
+        """Lets go of the recording that a row's sequence was given."""
+        for group in self.groups:
+            group.forget_future(row)
 
     def reset(self) -> None:
         """Starts every row anew; the memory stays."""
         super().reset()
-        self.scheduled = None
-        for layer in self.slot_layers:
-            for row in range(layer.geometry.rows):
-                layer.reset(row, layer.budget(row), layer.seeds[row])
+        self.forward, self.history, self._columns = None, [], 0
+        for row in range(self.rows):
+            counts = self.evicting.rows
+            self.start(row, counts.schedule(row), counts.seeds[row])
+
+    def begin(self, counts: Counts, *, scheduled: bool = False, fixed: Any = None) -> None:
+        """Plans a forward, and opens the first move of every row in all layers.
+
+        Args:
+            counts: what the forward brings. scheduled: our own loop runs it, or, `fixed`, its
+                decode step of fixed shapes.
+
+        Raises:
+            UserError: if a row outgrows what it holds under a policy that evicts nothing.
+        """
+        moves = [group.rows.plan(counts, self._most(group, counts)) for group in self.groups]
+        if self.policy.needs_rope or self.policy.rerotates:
+            longest = max((max(move.seen) for move in moves[0]), default=0)
+            self._prepare_ropes(longest)
+        for group, plan in zip(self.groups, moves, strict=True):
+            for move in plan:
+                if move.first:
+                    group.open(move)
+        self.forward = Forward(moves, scheduled, fixed)
+
+    def attend(self, layer: int, given: LayerInput) -> Tensor:
+        """Takes the forward's tokens into one layer and attends: see `step.attend`."""
+        assert self.forward is not None
+        group, y = self.places[layer]
+        return attend(self.groups[group], y, given, self.forward.moves[group])
+
+    def abandon(self) -> None:
+        """A new forward comes, of transformers' own loop: was the last one refused before it began?
+
+        Raises:
+            UserError: if it failed half-way, for then some layers have taken its tokens in.
+        """
+        if self.forward is not None:
+            raise UserError(
+                "FixedBudgetCache: the last forward failed half-way, so that layers hold different "
+                "tokens; call cache.reset()"
+            )
+        for layer in self._passing:
+            layer.columns, layer.handed_over = self._columns, False
+
+    def finish(self) -> None:
+        """The forward has passed the last layer: its tokens count."""
+        assert self.forward is not None
+        for group, plan in zip(self.groups, self.forward.moves, strict=True):
+            group.rows.commit(plan)
+        self.forward, self._columns = None, self.columns
+
+    def _most(self, group: SlotGroup, counts: Counts) -> list[int] | None:
+        if not group.policy.needs_attention:
+            return None
+        g, rows = group.geometry, group.rows
+        heads = g.heads * g.groups
+        return [max(1, WEIGHTS_A_ROW // (heads * rows.schedule(r).capacity)) for r in counts.rows]
 
     def next_step(self, row: int, remaining: int, most: int | None = None) -> int:
         """Tokens of a prompt to bring in the row's next forward, `remaining` still to come.
 
         Args:
-            most: a bound for policies that evict nothing. Others keep the steps of their budget:
-                what goes, and what some have seen by then, follows from a step's size.
+            most: a bound for policies that evict nothing. Others keep the steps of their budget,
+                so that no forward brings more than the row can hold.
         """
-        n = self._evicting[0].room(row, remaining)[1]
-        return n if most is None or self.policy.evicts else min(n, most)
-
-    def make_room(self, rows: int) -> None:
-        """Makes room for one more token of the first `rows` rows, in all layers, where it lacks."""
-        for store in self.stores:
-            layer = store.members[0]
-            store.make_room(slice(0, rows), [layer.room(row, 1)[0] for row in range(rows)])
+        free = self.evicting.rows.room(row, prompt=True)[1]
+        return min(remaining, free if most is None or self.policy.evicts else min(free, most))
 
     def max_slots(self, row: int) -> int:
         """The most slots that any head has held for the row's sequence.
 
         Layers with a sliding window aside, unless there are no others: see sliding.py.
         """
-        return max(layer.peak[row] for layer in self._evicting)
+        return self.evicting.rows.peak[row]
 
     @property
-    def _evicting(self) -> list[SlotLayer]:
-        return [layer for layer in self.slot_layers if layer.span is None] or self.slot_layers
+    def evicting(self) -> SlotGroup:
+        """The layers that the policy evicts: the full ones, or, where all slide, those."""
+        return next((group for group in self.groups if group.span is None), self.groups[0])
+
+    def times(self, row: int, n: int) -> Tensor:
+        """Eviction times [layers, H, n] int32 of the row's first n tokens, if they are recorded."""
+        return torch.stack([self.groups[g].times(y, row, n) for g, y in self.places])
 
     def cache_bytes(self) -> int:
         """Bytes of keys, values and positions of one row, all layers."""
-        return self._bytes_a_row(lambda y: [y.keys, y.values, y.positions])
+        return self._bytes_a_row(lambda g: [t[:, 0] for t in (g.keys, g.values, g.positions)])
 
     def state_bytes(self) -> int:
         """Bytes of the policy's own tensors of one row, all layers."""
-        return self._bytes_a_row(lambda y: [*y.state.values(), *y.slot_state.values()])
+        return self._bytes_a_row(
+            lambda g: [
+                *(t[:, 0] for t in g.slot_state.values()),
+                *(t[0] for state in g.state for t in state.values()),
+            ]
+        )
 
     def _bytes_a_row(self, tensors: Any) -> int:
-        return sum(
-            t[:1].numel() * t.element_size() for layer in self.slot_layers for t in tensors(layer)
-        )
+        return sum(t.numel() * t.element_size() for g in self.groups for t in tensors(g))
 
     def check_scores(self) -> None:
         """Raises UserError if a policy produced NaN (waits for the device)."""
-        for store in self.stores:
-            store.check_scores()
+        for group in self.groups:
+            group.check_scores()

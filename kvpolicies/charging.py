@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from kvpolicies.budget import Budget, Grant
+from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.policy import Geometry, Policy
 
@@ -36,7 +36,7 @@ def charged(policy: Policy, budget: Budget, geometry: Geometry) -> Budget:
     Raises:
         UserError: if nothing would be left to choose, or under a paper's own rule.
     """
-    if isinstance(budget, Grant):
+    if policy.own_rule:
         raise UserError(f"policy {policy}: follows its paper's own rule, not a budget to charge")
     price = state_slots(policy, replace(geometry, slots=budget.total))
     if price >= budget.topk:

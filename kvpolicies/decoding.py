@@ -101,8 +101,8 @@ def generate(
     cache = FixedBudgetCache(
         model,
         chosen,
-        [r.budget for r in requests],
-        slots=min(longest, max(r.budget.total for r in requests)),
+        [r.schedule for r in requests],
+        slots=min(longest, max(r.schedule.capacity for r in requests)),
         max_length=longest,
         trace=trace,
     )

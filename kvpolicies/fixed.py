@@ -18,10 +18,10 @@ from torch import Tensor
 
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.errors import UserError
-from kvpolicies.kernels.attention import Visible, slot_attention, slot_attention_with_weights
-from kvpolicies.kernels.softmax import Softmax
-from kvpolicies.layer import SlotLayer
 from kvpolicies.policy import Policy, Step
+from kvpolicies.rows import Counts, Move
+from kvpolicies.slots import SlotGroup
+from kvpolicies.step import LayerInput, attend_fixed
 from kvpolicies.transfer import on_device
 
 MODES = ("eager", "fixed", "graph", "compiled")
@@ -42,16 +42,12 @@ class FixedStep:
 
     def __init__(self, cache: FixedBudgetCache, rows: int, forward: Forward, mode: str):
         self.cache, self.rows = cache, rows
-        device = cache.slot_layers[0].positions.device
+        device = cache.groups[0].positions.device
         self.tokens, self.positions = torch.zeros(2, rows, 1, dtype=torch.long, device=device)
-        # Full layers fill alike, and so do sliding ones: two tensors name all slots.
-        self.slots = {
-            sliding: torch.zeros(rows, 1, dtype=torch.long, device=device)
-            for sliding in (False, True)
-        }
-        self.queries: dict[int, Tensor] = {}
-        self.weights: dict[int, Tensor] = {}
-        self.inputs: dict[int, Tensor] = {}
+        # Where each row's token goes, in the layers of each group.
+        self.slots = [torch.zeros(rows, 1, dtype=torch.long, device=device) for _ in cache.groups]
+        # What the policy is shown once the forward is through, by layer.
+        self.recorded: dict[str, dict[int, Tensor]] = {"queries": {}, "weights": {}, "hidden": {}}
         self._in_graph = mode != "fixed" and device.type == "cuda"
         self._graph: Any = None
         self._logits: Tensor | None = None
@@ -63,80 +59,47 @@ class FixedStep:
         `seen` are the tokens that each row has processed so far, which is the new one's position.
         """
         active = len(seen)
-        part = slice(0, active)
-        self.cache.make_room(active)
-        idle = [0] * (self.rows - active)
-        device = self.tokens.device
+        device, idle = self.tokens.device, [0] * (self.rows - active)
         self.tokens[:active, 0] = tokens
         self.positions[:, 0] = on_device([*seen, *idle], device)
-        for store in self.cache.stores:
-            layer = store.members[0]
-            held = on_device([*layer.lengths[part], *idle], device)
-            self.slots[layer.span is not None][:, 0] = held
-        self.cache.fixed = self
-        try:
-            logits = self._replayed() if self._in_graph else self._call()
-        finally:
-            self.cache.fixed = None
-        for layer in self.cache.slot_layers:
-            layer.count(part, 1)
-            if layer.policy.observes:
-                self._observe(layer, part)
-        return logits[part].float()
+        for slots, group in zip(self.slots, self.cache.groups, strict=True):
+            free = [group.rows.slot_for_next(row) for row in range(active)]
+            slots[:, 0] = on_device([*free, *idle], device)
+        self.cache.begin(Counts.of_a_step(active), scheduled=True, fixed=self)
+        assert self.cache.forward is not None
+        moves = self.cache.forward.moves
+        logits = self._replayed() if self._in_graph else self._call()
+        self.cache.finish()
+        for group, plan in zip(self.cache.groups, moves, strict=True):
+            if group.policy.observes:
+                for move in plan:
+                    self._observe(group, move)
+        return logits[:active].float()
 
-    def _observe(self, layer: SlotLayer, part: slice) -> None:
-        view = layer.view(part)
-        weights = self.weights.get(layer.index)
-        if weights is not None:
-            weights = weights[part, ..., : view.positions.shape[2]]
-        queries, inputs = self.queries[layer.index][part], self.inputs.get(layer.index)
-        inputs = None if inputs is None else inputs[part]
-        layer.policy.observe(view, Step(queries, self.positions[part], weights, inputs))
+    def _observe(self, group: SlotGroup, move: Move) -> None:
+        part, filled = move.rows, max(move.lengths)
+        for y, layer in enumerate(group.layers):
+            weights, hidden = (self.recorded[kind].get(layer) for kind in ("weights", "hidden"))
+            step = Step(
+                self.recorded["queries"][layer][part],
+                self.positions[part],
+                None if weights is None else weights[part, ..., :filled],
+                None if hidden is None else hidden[part],
+            )
+            group.observe(y, move, step)
 
-    def attend(
-        self,
-        layer: SlotLayer,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        softmax: Softmax,
-        inputs: Tensor | None = None,
-    ) -> Tensor:
-        """Takes one token of every row into its slot and attends: [R, H, G, 1, D].
-
-        `inputs` [R, 1, E] are the attention block's, where the policy wants them.
-        """
-        r, heads, d = self.rows, key.shape[1], key.shape[3]
-        slot = self.slots[layer.span is not None]  # [R, 1]
-        place = slot[:, None].expand(r, heads, 1)
-        wide = place[..., None].expand(r, heads, 1, d)
-        keys, values, positions = layer.keys[:r], layer.values[:r], layer.positions[:r]
-        keys.scatter_(2, wide, key)
-        values.scatter_(2, wide, value)
-        new = self.positions[:, None].expand(r, heads, 1).to(positions.dtype)
-        positions.scatter_(2, place, new)
-        for tensor in layer.slot_state.values():
-            tensor[:r].scatter_(2, place, torch.zeros_like(place, dtype=tensor.dtype))
-        visible = Visible(slot)
-        if layer.span is not None:
-            visible = Visible(slot, self.positions - layer.span + 1, positions[:, 0])
-        grouped = query.reshape(r, heads, -1, 1, d)
-        self.queries[layer.index] = grouped
-        if inputs is not None:
-            self.inputs[layer.index] = inputs
-        layer.softmax = softmax
-        if not layer.policy.needs_attention:
-            return slot_attention(grouped, keys, values, visible, softmax)
-        out, self.weights[layer.index] = slot_attention_with_weights(
-            grouped, keys, values, visible, softmax
+    def attend(self, layer: int, given: LayerInput) -> Tensor:
+        """One layer's part of the step: see `step.attend_fixed`."""
+        group, y = self.cache.places[layer]
+        return attend_fixed(
+            *(self.cache.groups[group], y, given),
+            *(self.slots[group], self.positions, self.recorded),
         )
-        return out
 
     def _call(self) -> Tensor:
         # Cleared here, so that a compiled forward always meets them empty.
-        self.queries.clear()
-        self.weights.clear()
-        self.inputs.clear()
+        for kind in self.recorded.values():
+            kind.clear()
         return self._run(self.tokens, self.positions)
 
     def _replayed(self) -> Tensor:
@@ -179,7 +142,7 @@ class FixedSteps:
 
     def step(self, tokens: Tensor, seen: Sequence[int]) -> Tensor:
         """See `FixedStep.step`."""
-        rows = bucket(len(seen), self.cache.slot_layers[0].geometry.rows)
+        rows = bucket(len(seen), self.cache.rows)
         if rows not in self._steps:
             self._steps[rows] = FixedStep(self.cache, rows, self.forward, self.mode)
         return self._steps[rows].step(tokens, seen)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kvpolicies.budget import Grant
 from kvpolicies.trace import NEVER, EvictionTrace
 
 if TYPE_CHECKING:
@@ -55,8 +54,8 @@ def made(cache: FixedBudgetCache, request: Request, finish: str) -> Generation:
         prompt_tokens=len(r.prompt),
         seconds=r.seconds,
         max_slots=min(cache.max_slots(r.row), r.fed),
-        budget_total=r.budget.total,
-        asked_slots=r.budget.asked if isinstance(r.budget, Grant) else r.budget.total,
+        budget_total=r.schedule.capacity,
+        asked_slots=r.budget.total,
         cache_bytes=cache.cache_bytes(),
         state_bytes=cache.state_bytes(),
         choices=r.choices,
@@ -67,7 +66,7 @@ def made(cache: FixedBudgetCache, request: Request, finish: str) -> Generation:
 def _trace(cache: FixedBudgetCache, r: Request) -> EvictionTrace:
     # The last token was chosen but never processed: it has no keys, and no eviction time.
     fed = [*r.prompt, *r.tokens][: r.fed]
-    times = torch.stack([layer.times(r.row, r.fed) for layer in cache.slot_layers])
+    times = cache.times(r.row, r.fed)
     # Evicted only after the last token that counts: never.
     times = torch.where(times < r.fed, times, NEVER)
     prompt, last = torch.tensor([len(r.prompt)]), torch.tensor([r.tokens[-1]])

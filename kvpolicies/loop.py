@@ -24,6 +24,7 @@ from kvpolicies.errors import UserError
 from kvpolicies.fixed import FixedSteps, bucket
 from kvpolicies.generation import Generation, made
 from kvpolicies.recording import record
+from kvpolicies.rows import Counts
 from kvpolicies.sampling import NONE, choose_each
 from kvpolicies.transfer import on_device
 
@@ -142,16 +143,12 @@ class Loop:
     def _release(self, r: Request) -> None:
         self.active.remove(r)
         self.free = sorted([*self.free, r.row])
-        self._forget_future(r.row)
+        self.cache.forget_future(r.row)
 
     def _start(self, r: Request) -> None:
         """Gives the request its row, and its recording to a policy that looks ahead."""
         futures = record(self.model, r.to_feed) if self.cache.policy.needs_future else None
-        self.cache.start(r.row, r.budget, r.identity, futures, len(r.prompt))
-
-    def _forget_future(self, row: int) -> None:
-        for layer in self.cache.slot_layers:
-            layer.futures[row] = None
+        self.cache.start(r.row, r.schedule, r.identity, futures)
 
     def _gathered(self) -> list[Request]:
         """Those whose prompts are in, brought into the first rows: a step is one slice of them."""
@@ -169,7 +166,7 @@ class Loop:
         left, request.row = request.row, row
         if row in self.free:
             self.cache.move_row(left, row)
-            self._forget_future(left)
+            self.cache.forget_future(left)
             self.free = sorted([*(r for r in self.free if r != row), left])
             return
         self.cache.swap_rows(left, row)
@@ -200,7 +197,9 @@ class Loop:
             positions.append([*padding, *range(r.fed, r.fed + n)])
             r.fed += n
         batch = torch.tensor([tokens, positions], device=self.device)
-        logits = self._forward(batch[0], batch[1], [r.row for r in requests], counts)
+        prompt, ended = [True] * len(requests), [not r.waiting for r in requests]
+        brought = Counts([r.row for r in requests], counts, prompt, ended)
+        logits = self._forward(batch[0], batch[1], brought)
         ready = [i for i, r in enumerate(requests) if not r.waiting]
         if ready:
             every = len(ready) == len(requests)
@@ -222,10 +221,8 @@ class Loop:
             if self.fixed and self._bucket_is_free(len(active)):
                 logits = self.fixed.step(tokens, fed)
             else:
-                self.cache.make_room(len(active))
                 positions = on_device(fed, self.device)[:, None]
-                rows = list(range(len(active)))
-                logits = self._forward(tokens[:, None], positions, rows, [1] * len(rows))
+                logits = self._forward(tokens[:, None], positions, Counts.of_a_step(len(fed)))
             chosen.append(self._chosen(active, logits, step))
         self._extend(active, torch.stack(chosen, dim=1).tolist())
         for r in active:
@@ -234,7 +231,7 @@ class Loop:
 
     def _bucket_is_free(self, active: int) -> bool:
         """Whether a step of fixed shapes writes to no row whose prompt is still on its way."""
-        size = bucket(active, self.cache.slot_layers[0].geometry.rows)
+        size = bucket(active, self.cache.rows)
         return all(r.row >= size for r in self.active[active:])
 
     def _until_a_look(self, active: list[Request]) -> int:
@@ -245,14 +242,9 @@ class Loop:
         left = min(r.limit - len(r.tokens) for r in active)
         return min(left, LOOK_EVERY.get(self.device.type, 1))
 
-    def _forward(
-        self, tokens: Tensor, positions: Tensor, rows: list[int], counts: list[int]
-    ) -> Tensor:
-        self.cache.scheduled = (rows, counts)
-        try:
-            return forward(self.model, tokens, positions, self.cache)
-        finally:
-            self.cache.scheduled = None
+    def _forward(self, tokens: Tensor, positions: Tensor, counts: Counts) -> Tensor:
+        self.cache.begin(counts, scheduled=True)
+        return forward(self.model, tokens, positions, self.cache)
 
     def _chosen(self, requests: list[Request], logits: Tensor, step: int) -> Tensor:
         """Each request's next token [A], from [A, V] logits; stays on the device."""

@@ -10,7 +10,16 @@ from torch import Tensor
 
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
-from kvpolicies.policy import MOST_QUERIES, Geometry, Policy, Step, View, batched_drop, whole
+from kvpolicies.policy import (
+    MOST_QUERIES,
+    Geometry,
+    Policy,
+    Schedule,
+    Step,
+    View,
+    batched_drop,
+    whole,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +42,9 @@ class NewestQueries(Policy):
         """N, how many queries look."""
         raise NotImplementedError
 
-    def drop(self, budget: Budget) -> int:
-        """See `batched_drop`."""
-        return batched_drop(self.every, budget)
+    def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
+        """Evicts in batches: see `batched_drop`."""
+        return Schedule.under(budget, batched_drop(self.every, budget))
 
     def must_exceed_window(self, budget: Budget) -> None:
         """Raises UserError if a paper's rule finds no slot beside its own observation window."""

@@ -52,6 +52,53 @@ class Geometry:
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """When a sequence evicts, how much goes then, and what is protected: slots of a KV head."""
+
+    capacity: int
+    """The most slots ever held, the new token included."""
+    drop: int = 1
+    """Slots freed when a new token needs one; 0 = nothing may be evicted."""
+    sinks: int = 0
+    """First tokens of the sequence, which never go."""
+    window: int = 0
+    """Newest tokens, which do not go as long as others can."""
+    prompt_drop: int = 1
+    """Slots freed when a token of the prompt needs one, which are then filled at once."""
+    first: int | None = None
+    """Slots at which the first eviction takes place; None = `capacity`."""
+    growth: int = 0
+    """Slots by which that rises with each eviction."""
+
+    @classmethod
+    def under(cls, budget: Budget, drop: int = 1, window: int = 0) -> "Schedule":
+        """The common rule: evict when `budget.total` slots are full.
+
+        Args:
+            drop: slots freed while decoding. window: newest tokens that the policy itself never
+                gives up, beyond the budget's window and as far as the budget allows.
+        """
+        return cls(
+            budget.total,
+            drop,
+            budget.sinks,
+            max(budget.window, window),
+            max(drop, budget.chunk),
+        )
+
+    def full_at(self, evicted: int) -> int:
+        """Slots at which the next token needs room, once so many tokens have been evicted."""
+        first = self.capacity if self.first is None else self.first
+        if not self.growth:
+            return first
+        return min(self.capacity, first + evicted // self.drop * self.growth)
+
+    def window_beside(self, length: int, n_drop: int) -> int:
+        """Newest tokens that stay when `n_drop` of `length` slots must go."""
+        return max(0, min(self.window, length - self.sinks - n_drop))
+
+
+@dataclass(frozen=True)
 class Step:
     """What one processing step of n tokens shows to a policy (all rows process the same n).
 
@@ -92,7 +139,7 @@ class View:
     """Tokens processed of each row, evicted ones included."""
     prompts: list[int]
     """How many of these are the prompt: the first ones, positions below this number."""
-    budgets: list[Budget]
+    schedules: list[Schedule]
     """In force for each row."""
     seeds: list[int]
     """Identity of each row's sequence: the same in any batch."""
@@ -112,7 +159,7 @@ class View:
     def of(self, rows: slice) -> "View":
         """The same of some of these rows."""
         tensors = {name: getattr(self, name)[rows] for name in ("keys", "values", "positions")}
-        lists = ("lengths", "seen", "prompts", "budgets", "seeds", "counters", "futures")
+        lists = ("lengths", "seen", "prompts", "schedules", "seeds", "counters", "futures")
         return replace(
             self,
             **tensors,
@@ -154,6 +201,9 @@ class Policy:
     """Scores of a KV head depend on a layer's other heads: all must lie in one process."""
     needs_rope: ClassVar[bool] = False
     """Uses `view.rope`: the adapter must know the model's rotation."""
+    whole_prompts: ClassVar[bool] = False
+    """`observe` must see the prompt tokens that fit before the next eviction at once, however a
+    caller cuts the prompt: they are held back until the row is full or the prompt ends."""
     rerotates: ClassVar[bool] = False
     """Keys are stored before RoPE and rotated at each step to their rank in the cache."""
     slot_tensors: ClassVar[Mapping[str, torch.dtype]] = MappingProxyType({})
@@ -174,42 +224,29 @@ class Policy:
         """
         return None
 
-    def grant(self, budget: Budget, prompt: int, limit: int) -> Budget:
-        """The budget in force for a prompt of so many tokens and at most `limit` new ones.
+    def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
+        """When a sequence under this budget evicts, how much, and what is protected.
 
-        Another one than asked for only where a paper's own rule is wanted (`faithful=True`).
+        Default: the common rule, one in, one out.
+
+        Args:
+            prompt: tokens of its prompt. limit: most new tokens. Both are 0 where they are not
+                known; only a paper's own rule (`own_rule`) may depend on them.
+
+        Raises:
+            UserError: for a budget that is impossible for this policy.
         """
-        return budget
+        return Schedule.under(budget)
 
     @property
     def own_rule(self) -> bool:
-        """Whether `grant` was asked to follow the paper's rule instead of the common budget."""
-        return type(self).grant is not Policy.grant and bool(getattr(self, "faithful", False))
+        """Whether `schedule` follows the paper's rule (`faithful=True`), not the common budget."""
+        return False
 
     @property
     def observes(self) -> bool:
         """Whether `observe` does anything."""
         return type(self).observe is not Policy.observe
-
-    def full_at(self, budget: Budget, seen: int) -> int:
-        """Slots at which a row that processed `seen` tokens must make room for the next.
-
-        Once it has, it holds fewer.
-        """
-        return budget.total
-
-    def drop(self, budget: Budget) -> int:
-        """Slots that each head frees at one eviction while decoding; 1 = one in, one out."""
-        return 1
-
-    def protects(self, budget: Budget) -> int:
-        """Newest tokens that this policy itself never gives up, beyond the budget's window."""
-        return 0
-
-    def protection(self, budget: Budget, n_drop: int) -> tuple[int, int]:
-        """(sinks, window) in force when `n_drop` slots are to be freed."""
-        own = min(self.protects(budget), budget.total - budget.sinks - n_drop)
-        return budget.sinks, max(budget.window, own)
 
     def init_state(self, geometry: Geometry) -> dict[str, Tensor]:
         """The policy's tensors for all rows, row first: zeros mean "nothing seen"."""

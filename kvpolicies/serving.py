@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from kvpolicies.adapter import attach
-from kvpolicies.admission import Request, admit, in_force
+from kvpolicies.admission import Request, admit, asked_for
 from kvpolicies.budget import AnyBudget
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.decoding import stop_set
@@ -122,10 +122,11 @@ def serving(
     if prefill_chunk is not None:
         whole(prefill_chunk, 1, "prefill_chunk")
     mode = check_mode(step, chosen, next(model.parameters()).device)
-    largest = in_force(chosen, budget, max_length - 1, 1, max_length)
+    largest = asked_for(chosen, budget, max_length, max_length)
+    schedule = chosen.schedule(largest, max_length - 1, 1)
     # What a paper's own rule holds follows from the prompt, but is never more than the sequence.
-    slots = max_length if chosen.own_rule else min(max_length, largest.total)
-    cache = FixedBudgetCache(model, chosen, largest, slots=slots, max_length=max_length)
+    slots = max_length if chosen.own_rule else min(max_length, schedule.capacity)
+    cache = FixedBudgetCache(model, chosen, schedule, slots=slots, max_length=max_length)
     with attach(model, cache), torch.no_grad():
         stops = stop_set(model, eos_token_id)
         loop = _allocated(model, cache, rows, stops, mode, prefill_chunk)

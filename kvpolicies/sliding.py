@@ -7,7 +7,7 @@ change the model. So hybrid models (Gemma, GPT-OSS) are evicted in their full la
 from dataclasses import dataclass
 
 from kvpolicies.budget import Budget
-from kvpolicies.policy import Policy, Scores, View
+from kvpolicies.policy import Policy, Schedule, Scores, View
 
 # Tokens let go at once: freeing one slot a step would be dearer than the slots.
 BATCH = 128
@@ -24,9 +24,9 @@ class Sliding(Policy):
 
     name = "sliding"
 
-    def drop(self, budget: Budget) -> int:
-        """All that is out of sight when the layer is full."""
-        return budget.topk
+    def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
+        """All that is out of sight goes when the layer is full."""
+        return Schedule.under(budget, budget.topk)
 
     def scores(self, view: View) -> Scores:
         """The position itself."""

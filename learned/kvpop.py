@@ -10,7 +10,7 @@ from kvpolicies.learned.places import Places, taken
 from kvpolicies.learned.policy import Learned
 from kvpolicies.learned.scorer import Scorer
 from kvpolicies.policy import Step, View, whole
-from kvpolicies.store import runs
+from kvpolicies.rows import runs
 from kvpolicies.transfer import counting
 
 

@@ -17,7 +17,7 @@ from kvpolicies.learned.config import ScorerConfig
 from kvpolicies.learned.nets import Seen
 from kvpolicies.learned.places import Places
 from kvpolicies.learned.scorer import Scorer
-from kvpolicies.policy import Geometry, Policy, Scores, Step, View, batched_drop, whole
+from kvpolicies.policy import Geometry, Policy, Schedule, Scores, Step, View, batched_drop, whole
 
 ASSETS = Path(__file__).parent / "assets"
 """A folder a policy: the scorers of the embedded model that come with the package."""
@@ -116,34 +116,18 @@ class Learned(Policy):
         """Tokens after which a token has its score, whatever happens: so long it is protected."""
         return self.config.lag
 
-    def grant(self, budget: Budget, prompt: int, limit: int) -> Budget:
-        """The budget as it is.
+    def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
+        """The common rule, in batches: see `batched_drop`.
 
         Raises:
             UserError: if tokens could go before they are scored.
         """
-        self._check_window(budget)
-        return budget
-
-    def full_at(self, budget: Budget, seen: int) -> int:
-        """The budget's total; refuses what `grant` does, for not every loop asks that.
-
-        Raises:
-            UserError: as `grant`.
-        """
-        self._check_window(budget)
-        return budget.total
-
-    def _check_window(self, budget: Budget) -> None:
         if budget.window < self.scored_after:
             raise UserError(
                 f"{self}: a token is scored {self.scored_after} tokens after it came, and must be "
                 f"protected until then: the budget's window of {budget.window} is too small"
             )
-
-    def drop(self, budget: Budget) -> int:
-        """See `batched_drop`."""
-        return batched_drop(self.every, budget)
+        return Schedule.under(budget, batched_drop(self.every, budget))
 
     def init_state(self, geometry: Geometry) -> dict[str, Tensor]:
         """What the scorer carries along a sequence (see `ScorerConfig.state_shapes`)."""

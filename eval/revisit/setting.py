@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvpolicies.admission import in_force
+from kvpolicies.admission import asked_for
 from kvpolicies.architecture import inspect_model, rotates_by_halves
 from kvpolicies.errors import UserError
 from kvpolicies.eval.revisit.config import Revisit
@@ -52,7 +52,8 @@ def check(analysis: Analysis, traces: Sequence[Trace]) -> None:
         for policy, budget in analysis.cells:
             try:
                 length = len(trace.prompt) + len(trace.new)
-                in_force(resolve(policy), budget, len(trace.prompt), len(trace.new), length)
+                own = asked_for(resolve(policy), budget, length, length)
+                resolve(policy).schedule(own, len(trace.prompt), len(trace.new))
             except UserError as error:
                 raise UserError(f"budget {budget} of trace {trace.id!r}: {error}") from None
     for rope in analysis.ropes:  # what cannot be rotated so far is refused now

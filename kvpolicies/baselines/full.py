@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kvpolicies.policy import Policy, Scores, View
+from kvpolicies.budget import Budget
+from kvpolicies.policy import Policy, Schedule, Scores, View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +15,10 @@ class Full(Policy):
     name = "full"
     source = "dense attention"
     evicts = False
+
+    def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
+        """Every slot is filled, and none is ever freed."""
+        return Schedule(budget.total, drop=0)
 
     def scores(self, view: View) -> Scores:
         """All equal; never asked for."""

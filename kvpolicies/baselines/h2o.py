@@ -5,8 +5,8 @@ from types import MappingProxyType
 
 import torch
 
-from kvpolicies.budget import Budget, Grant
-from kvpolicies.policy import Policy, Scores, Step, View
+from kvpolicies.budget import Budget
+from kvpolicies.policy import Policy, Schedule, Scores, Step, View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +24,17 @@ class H2O(Policy):
     faithful: bool = False
     """The paper's split: half of the budget is the window, and there are no sinks."""
 
-    def grant(self, budget: Budget, prompt: int, limit: int) -> Budget:
+    @property
+    def own_rule(self) -> bool:
+        """The paper's split of the budget."""
+        return self.faithful
+
+    def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
         """Under `faithful=True`: the same slots, half of them the window."""
         if not self.faithful:
-            return budget
+            return Schedule.under(budget)
         window = min(max(1, budget.total // 2), budget.total - 1)
-        return Grant(budget.total, 0, window, budget.total, prompt, in_chunks=True)
+        return Schedule.under(Budget(budget.total, 0, window))
 
     def observe(self, view: View, step: Step) -> None:
         """Adds every new query's weights to the slots it saw."""

@@ -6,7 +6,7 @@ from types import MappingProxyType
 import torch
 
 from kvpolicies.budget import Budget
-from kvpolicies.policy import Policy, Scores, Step, View, batched_drop, whole
+from kvpolicies.policy import Policy, Schedule, Scores, Step, View, batched_drop, whole
 
 EPS = 1e-12
 
@@ -32,9 +32,9 @@ class KeyDiff(Policy):
     def __post_init__(self) -> None:
         whole(self.every, 1, "keydiff: every")
 
-    def drop(self, budget: Budget) -> int:
-        """See `batched_drop`."""
-        return batched_drop(self.every, budget)
+    def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
+        """Evicts in batches: see `batched_drop`."""
+        return Schedule.under(budget, batched_drop(self.every, budget))
 
     def observe(self, view: View, step: Step) -> None:
         """A key's norm does not change: it is taken once."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
-from kvpolicies.policy import Policy, Scores, Step, View, batched_drop, whole
+from kvpolicies.policy import Policy, Schedule, Scores, Step, View, batched_drop, whole
 from kvpolicies.transfer import on_device
 
 EPS = 1e-5
@@ -46,13 +46,10 @@ class Lazy(Policy):
         if not 0 <= self.alpha < 1:
             raise UserError(f"lazy: alpha must lie in [0, 1), got {self.alpha!r}")
 
-    def drop(self, budget: Budget) -> int:
-        """See `batched_drop`."""
-        return batched_drop(self.every, budget)
-
-    def protects(self, budget: Budget) -> int:
-        """W: as many as go at once."""
-        return self.drop(budget)
+    def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
+        """Evicts in batches (`batched_drop`); as many of the newest tokens, W, are protected."""
+        drop = batched_drop(self.every, budget)
+        return Schedule.under(budget, drop, window=drop)
 
     def observe(self, view: View, step: Step) -> None:
         """Updates TS and MRI by each query in turn, but for the prompt's."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.kernels.foresight import future_mass
-from kvpolicies.policy import Policy, Scores, View, batched_drop, whole
+from kvpolicies.policy import Policy, Schedule, Scores, View, batched_drop, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,9 @@ class Oracle(Policy):
     def __post_init__(self) -> None:
         whole(self.every, 1, "oracle: every")
 
-    def drop(self, budget: Budget) -> int:
-        """See `batched_drop`."""
-        return batched_drop(self.every, budget)
+    def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
+        """Evicts in batches: see `batched_drop`."""
+        return Schedule.under(budget, batched_drop(self.every, budget))
 
     def scores(self, view: View) -> Scores:
         """Row by row: recordings have different lengths."""

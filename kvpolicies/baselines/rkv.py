@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kvpolicies.budget import Budget, Grant
+from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.kernels.observe import observation_scores
 from kvpolicies.kernels.redundancy import key_redundancy
 from kvpolicies.observation import NewestQueries, max_pool, odd_kernel, oldest_of
-from kvpolicies.policy import Scores, View, whole
+from kvpolicies.policy import Schedule, Scores, View, batched_drop, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,20 +50,18 @@ class RKV(NewestQueries):
         """The paper's alpha."""
         return self.alpha
 
-    def grant(self, budget: Budget, prompt: int, limit: int) -> Budget:
-        """Under `faithful=True`: the budget, and the buffer beside it."""
+    @property
+    def own_rule(self) -> bool:
+        """The paper's buffer beside the budget."""
+        return self.faithful
+
+    def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
+        """Under `faithful=True`: the budget, and the buffer beside it, which is emptied at once."""
         if not self.faithful:
-            return budget
+            return Schedule.under(budget, batched_drop(self.every, budget), self.alpha)
         self.must_exceed_window(budget)
-        return Grant(budget.total + self.every, 0, self.alpha, budget.total, prompt)
-
-    def drop(self, budget: Budget) -> int:
-        """The whole buffer under `faithful=True`, else as `batched_drop`."""
-        return self.every if isinstance(budget, Grant) else super().drop(budget)
-
-    def protects(self, budget: Budget) -> int:
-        """The observation window itself."""
-        return self.alpha
+        total = budget.total + self.every
+        return Schedule(total, self.every, 0, self.alpha, self.every)
 
     def scores(self, view: View) -> Scores:
         """Importance and redundancy of every key, all rows apart."""

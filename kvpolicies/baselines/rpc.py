@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
-from kvpolicies.budget import Budget, Grant
+from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.kernels.observe import observation_scores
 from kvpolicies.observation import NewestQueries, average_pool, odd_kernel, oldest_of
-from kvpolicies.policy import Scores, View, whole
+from kvpolicies.policy import Schedule, Scores, View, batched_drop, whole
 from kvpolicies.transfer import on_device
 
 
@@ -57,32 +57,30 @@ class RPC(NewestQueries):
         """The paper's R."""
         return self.observe_window
 
-    def grant(self, budget: Budget, prompt: int, limit: int) -> Budget:
-        """Under `faithful=True`: what prompt and growth come to at the end."""
+    @property
+    def own_rule(self) -> bool:
+        """The paper's growing cache."""
+        return self.faithful
+
+    def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
+        """Under `faithful=True`: the prompt stays, and of every P new tokens P / c."""
         if not self.faithful:
-            return budget
-        total = prompt + (limit - 1) // self.P * (self.P // self.c) + self.P
-        return Grant(total, prompt, self.observe_window, budget.total, prompt)
-
-    def full_at(self, budget: Budget, seen: int) -> int:
-        """Under `faithful=True`: P tokens after the last compression."""
-        if not isinstance(budget, Grant):
-            return budget.total
-        before = max(0, (seen - budget.prompt - 1) // self.P)
-        return budget.prompt + before * (self.P // self.c) + self.P
-
-    def drop(self, budget: Budget) -> int:
-        """All but P / c of the newest P tokens under `faithful=True`, else as `batched_drop`."""
-        return self.P - self.P // self.c if isinstance(budget, Grant) else super().drop(budget)
-
-    def protects(self, budget: Budget) -> int:
-        """The observation window itself."""
-        return self.observe_window
+            return Schedule.under(budget, batched_drop(self.every, budget), self.observe_window)
+        grows = self.P // self.c
+        return Schedule(
+            capacity=prompt + (limit - 1) // self.P * grows + self.P,
+            drop=self.P - grows,
+            sinks=prompt,
+            window=self.observe_window,
+            prompt_drop=self.P - grows,
+            first=prompt + self.P,
+            growth=grows,
+        )
 
     def scores(self, view: View) -> Scores:
         """softmax over what may go -> sum over queries -> mean over heads -> average-pool."""
         when, positions = view.state["when"], view.positions
-        sinks = on_device([budget.sinks for budget in view.budgets], positions.device)
+        sinks = on_device([s.sinks for s in view.schedules], positions.device)
         oldest = oldest_of(when)
         goes = (positions < oldest[:, None, None]) & (positions >= sinks[:, None, None])
         # Every query looks from just before the oldest one, and takes what may not go for later.

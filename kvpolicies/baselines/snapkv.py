@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from kvpolicies.budget import Budget, Grant
+from kvpolicies.budget import Budget
 from kvpolicies.kernels.observe import observation_scores
 from kvpolicies.observation import NewestQueries, average_pool, odd_kernel, oldest_of
-from kvpolicies.policy import Scores, View
+from kvpolicies.policy import Schedule, Scores, View, batched_drop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,29 +43,22 @@ class SnapKV(NewestQueries):
         """The observation window."""
         return self.observe_window
 
-    def grant(self, budget: Budget, prompt: int, limit: int) -> Budget:
-        """Under `faithful=True`: room for the whole prompt, and for all new tokens."""
+    @property
+    def own_rule(self) -> bool:
+        """The paper's one compression of the prompt."""
+        return self.faithful
+
+    def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
+        """Under `faithful=True`: the prompt goes down to the budget, and all new tokens stay."""
         if not self.faithful:
-            return budget
+            drop = batched_drop(self.every, budget)
+            return Schedule.under(budget, drop, self.observe_window)
         self.must_exceed_window(budget)
-        total = max(prompt, budget.total) + limit
-        return Grant(total, 0, self.observe_window, budget.total, prompt)
-
-    def full_at(self, budget: Budget, seen: int) -> int:
-        """Under `faithful=True`: more than the budget at the prompt's end, never later."""
-        if isinstance(budget, Grant) and seen == budget.prompt > budget.asked:
-            return budget.asked + 1
-        return budget.total
-
-    def drop(self, budget: Budget) -> int:
-        """What the prompt exceeds the budget by under `faithful=True`, else as `batched_drop`."""
-        if isinstance(budget, Grant):
-            return budget.prompt - budget.asked
-        return super().drop(budget)
-
-    def protects(self, budget: Budget) -> int:
-        """The observation window itself."""
-        return self.observe_window
+        most = max(prompt, budget.total) + limit
+        if prompt <= budget.total:
+            return Schedule(most, drop=0)
+        drop = prompt - budget.total
+        return Schedule(most, drop, 0, self.observe_window, drop, first=prompt, growth=most)
 
     def scores(self, view: View) -> Scores:
         """softmax -> sum over queries -> average-pool before the window -> max over the group."""

@@ -1,12 +1,12 @@
 """tova: attention of the newest query (arXiv 2401.06104)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
 
 from kvpolicies.budget import Budget
-from kvpolicies.policy import Policy, Scores, Step, View
+from kvpolicies.policy import Policy, Schedule, Scores, Step, View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +24,10 @@ class Tova(Policy):
     faithful: bool = False
     """The paper's rule: neither sinks nor window are protected."""
 
-    def protection(self, budget: Budget, n_drop: int) -> tuple[int, int]:
-        """Nothing under `faithful=True`, as in the paper."""
-        return (0, 0) if self.faithful else super().protection(budget, n_drop)
+    def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
+        """Under `faithful=True` nothing is protected, as in the paper."""
+        common = Schedule.under(budget)
+        return replace(common, sinks=0, window=0) if self.faithful else common
 
     def observe(self, view: View, step: Step) -> None:
         """Keeps the last query's row, averaged over all query heads."""

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from kvpolicies.budget import Budget
 from kvpolicies.kernels.softmax import Softmax
-from kvpolicies.layer import SlotLayer
 from kvpolicies.policy import Geometry
 from kvpolicies.registry import resolve
 from kvpolicies.rope import Rope
-from kvpolicies.steps import Tokens, process
+from kvpolicies.step import LayerInput
+from tests.support.layer import OneLayer, process
 
 BUDGET = Budget(64, 0, 1)
 
@@ -45,17 +45,17 @@ def layer_for(
     *,
     rope: Rope | None = None,
     length: int = 99,
-) -> SlotLayer:
+) -> OneLayer:
     """An empty layer of the queries' sizes [B, H, G, T, D]; without RoPE unless given one."""
     b, h, g, _, d = queries.shape
     geometry = Geometry(b, h, g, budget.total, d, queries.dtype, queries.device, length)
-    layer = SlotLayer(geometry, resolve(spec), 0, rope or Rope(None), length)
+    layer = OneLayer(geometry, resolve(spec), 0, rope or Rope(None), length)
     for row in range(b):
         layer.reset(row, budget, row)
     return layer
 
 
-def feed(layer: SlotLayer, queries: Tensor, sizes: Sequence[int] | None = None) -> SlotLayer:
+def feed(layer: OneLayer, queries: Tensor, sizes: Sequence[int] | None = None) -> OneLayer:
     """Brings the queries of all rows, in forwards of so many tokens (default: one each).
 
     Keys are random, the same every time.
@@ -65,7 +65,7 @@ def feed(layer: SlotLayer, queries: Tensor, sizes: Sequence[int] | None = None) 
     first = 0
     for n in [1] * total if sizes is None else sizes:
         part = slice(first, first + n)
-        tokens = Tokens(
+        tokens = LayerInput(
             queries[:, :, :, part], keys[:, :, part], keys[:, :, part], None, Softmax(0.5)
         )
         process(layer, tokens, range(b), [n] * b)

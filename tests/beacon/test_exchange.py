@@ -6,8 +6,8 @@ import torch
 from kvpolicies.beacon.exchange import PIECE
 from kvpolicies.budget import Budget
 from kvpolicies.kernels.softmax import Softmax
-from kvpolicies.layer import SlotLayer
 from tests.beacon.feeding import angles, at, feed, layer_for, random_queries, rope
+from tests.support.layer import OneLayer, process
 
 THREE = "beacon(n_beacon=3, n_recent=1, refresh='revisit')"
 
@@ -18,7 +18,7 @@ def held(spec: str, *degrees: float, n_beacon: int = 3) -> list[int]:
     return angles(feed(layer_for(spec, queries), queries).state["queries"][0, 0, 0, :n_beacon])
 
 
-def when(layer: SlotLayer) -> torch.Tensor:
+def when(layer: OneLayer) -> torch.Tensor:
     """Positions of all entries, -1 = empty."""
     return layer.state["when"] - 1
 
@@ -107,13 +107,13 @@ def test_rows_of_different_age_in_one_step() -> None:
             assert torch.equal(layer.state["queries"][0], together.state["queries"][row])
 
 
-def _bring(layer: SlotLayer, queries: torch.Tensor, first: int) -> None:
-    from kvpolicies.steps import Tokens, process
+def _bring(layer: OneLayer, queries: torch.Tensor, first: int) -> None:
+    from kvpolicies.step import LayerInput
 
     b, h, _, n, d = queries.shape
     keys = torch.zeros(b, h, n, d)
     process(
-        layer, Tokens(queries, keys, keys, None, Softmax(0.5)), range(first, first + b), [n] * b
+        layer, LayerInput(queries, keys, keys, None, Softmax(0.5)), range(first, first + b), [n] * b
     )
 
 

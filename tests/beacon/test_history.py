@@ -8,9 +8,9 @@ from kvpolicies.beacon.history import SELECTORS
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.kernels.fps import sampled
-from kvpolicies.layer import SlotLayer
 from kvpolicies.registry import resolve
 from tests.beacon.feeding import angles, at, feed, layer_for, random_queries, rope
+from tests.support.layer import OneLayer
 from tests.support.models import tiny
 
 
@@ -18,7 +18,7 @@ def spec(selector: str, n_beacon: int = 3, n_recent: int = 2, more: str = "") ->
     return f"beacon(n_beacon={n_beacon}, n_recent={n_recent}, selector={selector!r}{more})"
 
 
-def looking(layer: SlotLayer):
+def looking(layer: OneLayer):
     """The observers of the layer as it is."""
     return layer.policy.keeper.looking(layer.view(slice(0, layer.geometry.rows)))  # type: ignore[attr-defined]
 

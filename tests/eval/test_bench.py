@@ -39,12 +39,12 @@ def allocated(cache: kvpolicies.FixedBudgetCache) -> int:
     def walk(x: Any) -> None:
         if isinstance(x, torch.Tensor) and x.dim():
             found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        elif isinstance(x, dict):
-            for value in x.values():
+        elif isinstance(x, dict | list):
+            for value in x.values() if isinstance(x, dict) else x:
                 walk(value)
 
-    for y in [*cache.slot_layers, *cache.stores]:
-        for value in vars(y).values():
+    for group in cache.groups:
+        for value in vars(group).values():
             walk(value)
     return sum(found.values())
 

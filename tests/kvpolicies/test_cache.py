@@ -11,13 +11,13 @@ import kvpolicies
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.kernels.softmax import Softmax
-from kvpolicies.layer import SlotLayer
 from kvpolicies.policy import Geometry
 from kvpolicies.registry import resolve
 from kvpolicies.rope import Rope
-from kvpolicies.steps import Tokens, process
-from kvpolicies.store import SlotStore
+from kvpolicies.slots import SlotGroup
+from kvpolicies.step import LayerInput
 from tests.support.futures import random_future
+from tests.support.layer import OneLayer, process
 from tests.support.models import padded, prompts, tiny
 from tests.support.reading import Reading
 from tests.support.specs import EVICTING, OWN_RULES, PROTECTING
@@ -31,11 +31,11 @@ def plain_rope(dim: int) -> Rope:
     return Rope(cos_sin)
 
 
-def check(layer: SlotLayer, rows: list[int], protected: bool) -> None:
+def check(layer: OneLayer, budgets: list[Budget], protected: bool) -> None:
     """What must be true of a layer between any two steps."""
-    for row in rows:
-        budget, n, seen = layer.budget(row), layer.lengths[row], layer.seen[row]
-        assert n <= budget.total and layer.peak[row] <= budget.total
+    for row, budget in enumerate(budgets):
+        schedule, n, seen = layer.schedule(row), layer.lengths[row], layer.seen[row]
+        assert n <= schedule.capacity and layer.peak[row] <= schedule.capacity
         positions = layer.positions[row]
         assert (positions[:, n:] == -1).all() and (positions[:, :n] >= 0).all()
         for held in positions[:, :n].tolist():
@@ -59,7 +59,7 @@ def test_invariants_hold_at_every_step(spec: str, data: st.DataObject) -> None:
         budgets.append(Budget(sinks + window + data.draw(integers(1, 20)), sinks, window))
     slots = max(b.total for b in budgets)
     geometry = Geometry(rows, heads, groups, slots, dim, torch.float32, torch.device("cpu"), 400)
-    layer = SlotLayer(geometry, resolve(spec), 0, plain_rope(dim))
+    layer = OneLayer(geometry, resolve(spec), 0, plain_rope(dim))
     stores = [layer.keys.data_ptr(), layer.values.data_ptr(), layer.positions.data_ptr()]
     for row, budget in enumerate(budgets):
         layer.reset(row, budget, row, random_future(heads, groups, 360, dim, row))
@@ -71,8 +71,8 @@ def test_invariants_hold_at_every_step(spec: str, data: st.DataObject) -> None:
             continue
         q = torch.randn(rows, heads, groups, width, dim, generator=g)
         k, v = torch.randn(2, rows, heads, width, dim, generator=g)
-        process(layer, Tokens(q, k, v, None, Softmax(0.5)), range(rows), counts)
-        check(layer, list(range(rows)), spec in PROTECTING)
+        process(layer, LayerInput(q, k, v, None, Softmax(0.5)), range(rows), counts)
+        check(layer, budgets, spec in PROTECTING)
     assert stores == [layer.keys.data_ptr(), layer.values.data_ptr(), layer.positions.data_ptr()]
 
 
@@ -82,16 +82,16 @@ def test_a_decode_step_never_waits_for_the_device(
 ) -> None:
     """No number is read back from a tensor, through appends, evictions and observations."""
     # On a CPU there is nothing to wait for, and NaN is looked for at once.
-    monkeypatch.setattr(SlotStore, "check_scores", lambda self: None)
+    monkeypatch.setattr(SlotGroup, "check_scores", lambda self: None)
     geometry = Geometry(2, 2, 2, 40, 8, torch.float32, torch.device("cpu"), 100)
-    layer = SlotLayer(geometry, resolve(spec), 0, plain_rope(8))
+    layer = OneLayer(geometry, resolve(spec), 0, plain_rope(8))
     for row, budget in enumerate([Budget(40, 2, 8), Budget(32, 2, 8)]):
         layer.reset(row, budget, row, random_future(2, 2, 80, 8, row))
     reading = Reading()
     for n in [20] + [1] * 60:
         q, k = torch.randn(2, 2, 2, n, 8), torch.randn(2, 2, n, 8)
         with reading:
-            process(layer, Tokens(q, k, k, None, Softmax(0.5)), [0, 1], [n, n])
+            process(layer, LayerInput(q, k, k, None, Softmax(0.5)), [0, 1], [n, n])
     assert layer.seen == [80, 80] and layer.peak == [40, 32]
     assert reading.seen == []
 
@@ -126,16 +126,12 @@ def test_bytes_reported_are_bytes_allocated(spec: str) -> None:
             return sum(map(walk, x.values()))
         return sum(map(walk, x)) if isinstance(x, list | tuple) else 0
 
-    # Everything that stores hold, found by looking, but for a flag of one byte a layer; and what
-    # layers have of their own: the policy's state.
-    total = sum(walk(list(vars(store).values())) for store in cache.stores)
-    total += sum(walk(layer.state) for layer in cache.slot_layers)
-    flags = len(cache.slot_layers)
+    # Everything that groups hold, found by looking, but for a flag of one byte a layer.
+    total = sum(walk(list(vars(group).values())) for group in cache.groups)
+    flags = len(cache.places)
     assert 3 * (cache.cache_bytes() + cache.state_bytes()) == total - flags
-    for layer in cache.slot_layers:
-        shared = {layer.keys.data_ptr(), layer.values.data_ptr(), layer.positions.data_ptr()}
-        shared |= {t.data_ptr() for t in layer.slot_state.values()}
-        assert len(shared) == 3 + len(layer.slot_state)
+    for group in cache.groups:
+        assert len({t.data_ptr() for t in group.stored}) == 3 + len(group.slot_state)
 
 
 def test_memory_is_allocated_once_and_for_slots_only() -> None:
@@ -239,13 +235,13 @@ def test_models_that_cannot_work_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("spec", OWN_RULES)
-def test_a_papers_own_rule_wants_a_granted_budget(spec: str) -> None:
+def test_a_papers_own_rule_wants_a_schedule(spec: str) -> None:
     """Else `model.generate` would run another rule than the policy's name says."""
     policy = resolve(spec)
-    with pytest.raises(UserError, match=r"policy\.grant"):
+    with pytest.raises(UserError, match=r"policy\.schedule"):
         kvpolicies.FixedBudgetCache(tiny(), spec, Budget(32, 2, 8))
-    granted = policy.grant(Budget(32, 2, 8), 20, 10)
-    kvpolicies.FixedBudgetCache(tiny(), policy, granted)
+    schedule = policy.schedule(Budget(32, 2, 8), 20, 10)
+    kvpolicies.FixedBudgetCache(tiny(), policy, schedule)
 
 
 def test_numbers_beyond_use_are_refused() -> None:

@@ -9,15 +9,16 @@ import torch
 
 from kvpolicies.budget import Budget
 from kvpolicies.registry import resolve
-from kvpolicies.steps import Tokens, process
+from kvpolicies.step import LayerInput
 from tests.support.futures import future_of
+from tests.support.layer import process
 from tests.support.specs import EVICTING
 from tests.support.streams import layer_for, tokens_of
 
 
-def in_dtype(tokens: Tokens, dtype: torch.dtype) -> Tokens:
+def in_dtype(tokens: LayerInput, dtype: torch.dtype) -> LayerInput:
     q, k, v = (x.bfloat16().to(dtype) for x in (tokens.queries, tokens.keys, tokens.values))
-    return Tokens(q, k, v, None, tokens.softmax)
+    return LayerInput(q, k, v, None, tokens.softmax)
 
 
 @pytest.mark.parametrize("spec", [s for s in EVICTING if "positions='cache'" not in s])

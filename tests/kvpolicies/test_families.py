@@ -138,15 +138,17 @@ def test_replay(case: str) -> None:
 def test_queries_before_rope_are_recovered(case: str) -> None:
     """What a layer's RoPE gives back is what its projection (and norm) made."""
     from kvpolicies import adapter
-    from kvpolicies.steps import process as real
+    from kvpolicies.cache import FixedBudgetCache
 
     model, seen = model_of(case), []
 
-    def spy(layer: Any, tokens: Any, rows: Any, counts: Any) -> torch.Tensor:
-        n = tokens.queries.shape[3]
-        layer.rope.prepare(n, tokens.queries.device)
-        seen.append(layer.rope.unrotate(tokens.queries, torch.arange(n)[None]))
-        return real(layer, tokens, rows, counts)
+    real = FixedBudgetCache.attend
+
+    def spy(cache: FixedBudgetCache, layer: int, given: Any) -> torch.Tensor:
+        n, rope = given.queries.shape[3], cache.ropes[layer]
+        rope.prepare(n, given.queries.device)
+        seen.append(rope.unrotate(given.queries, torch.arange(n)[None]))
+        return real(cache, layer, given)
 
     rotate: Any = adapter.inspect.getmodule(type(attention_modules(model)[0]))
     raw: list[torch.Tensor] = []
@@ -159,7 +161,7 @@ def test_queries_before_rope_are_recovered(case: str) -> None:
 
     patch = pytest.MonkeyPatch()
     with patch.context() as m:
-        m.setattr(adapter, "process", spy)
+        m.setattr(FixedBudgetCache, "attend", spy)
         m.setattr(rotate, "apply_rotary_pos_emb", apply)
         kvpolicies.generate(model, [PROMPTS[0]], "full", 1, max_new_tokens=1, eos_token_id=-1)
     rotated = [s for s, r in zip(seen, _uses(model), strict=True) if r]
@@ -193,7 +195,7 @@ def test_sliding_layers_keep_a_cache_of_their_own() -> None:
     model = model_of("gpt-oss, sinks")
     cache = kvpolicies.FixedBudgetCache(model, "streaming", Budget(30, 2, 8))
     cache.allocate(2, torch.float32, torch.device("cpu"))
-    assert [layer.geometry.slots for layer in cache.slot_layers] == [23, 30, 23]
+    assert [cache.groups[g].geometry.slots for g, _ in cache.places] == [23, 30, 23]
     (out,) = kvpolicies.generate(
         model, PROMPTS[1:], "streaming", Budget(30, 2, 8), max_new_tokens=40, trace=True
     )

@@ -17,13 +17,13 @@ from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.kernels.foresight import future_mass
 from kvpolicies.kernels.softmax import Softmax
-from kvpolicies.layer import SlotLayer
 from kvpolicies.policy import Geometry
 from kvpolicies.recording import Future, record
 from kvpolicies.registry import resolve
 from kvpolicies.rope import Rope
-from kvpolicies.steps import Tokens, process
+from kvpolicies.step import LayerInput
 from tests.kvpolicies.test_families import model_of
+from tests.support.layer import OneLayer, process
 from tests.support.models import padded, prompts, tiny
 
 BUDGET = Budget(32, 2, 8)
@@ -127,12 +127,12 @@ def test_it_keeps_what_the_future_needs_until_then() -> None:
     lse[..., 35] = 50
     future = Future(queries[0], lse)
     geometry = Geometry(1, 1, 1, 16, dim, torch.float32, torch.device("cpu"))
-    layer = SlotLayer(geometry, resolve("oracle"), 0, Rope(None), length)
+    layer = OneLayer(geometry, resolve("oracle"), 0, Rope(None), length)
     layer.reset(0, Budget(16, 1, 4), 0, future)
     for t in range(length):
         here = slice(t, t + 1)
         new = keys[:, :, here]
-        process(layer, Tokens(queries[:, :, :, here], new, new, None, Softmax(1.0)), [0], [1])
+        process(layer, LayerInput(queries[:, :, :, here], new, new, None, Softmax(1.0)), [0], [1])
     assert layer.eviction_times is not None
     gone = layer.eviction_times[0, 0].tolist()
     assert all(gone[t] <= 35 for t in (1, 2, 3, 4, 6, 7, 8))

@@ -14,7 +14,7 @@ import torch
 import kvpolicies
 from kvpolicies import loop
 from kvpolicies.budget import Budget
-from kvpolicies.store import SlotStore
+from kvpolicies.slots import SlotGroup
 from tests.support.futures import continuation
 from tests.support.models import prompts, tiny
 from tests.support.reading import Reading
@@ -66,7 +66,7 @@ def test_nothing_is_read_back_in_a_step(
 ) -> None:
     monkeypatch.setitem(loop.LOOK_EVERY, "cpu", 8)
     # On a CPU, where it costs nothing, a NaN is found at once.
-    monkeypatch.setattr(SlotStore, "check_scores", lambda self: None)
+    monkeypatch.setattr(SlotGroup, "check_scores", lambda self: None)
     reading, decode, steps = Reading(), loop.Loop._decode, [0]
 
     def watched(self: Any, active: Any) -> None:
@@ -88,7 +88,7 @@ def test_the_watch_sees_what_waits() -> None:
 
 def test_host_numbers_are_sent_by_one_function() -> None:
     """`torch.tensor(..., device=...)` waits for the GPU; `transfer.on_device` does not."""
-    files = ["steps", "layer", "store", "fixed", "policy", "observation", "eviction", "rope"]
+    files = ["step", "rows", "slots", "fixed", "policy", "observation", "rope"]
     paths = [ROOT / "kvpolicies" / f"{name}.py" for name in files]
     for room in ("kvpolicies/baselines", "beacon", "learned"):
         paths += sorted((ROOT / room).glob("*.py"))

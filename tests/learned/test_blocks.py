@@ -76,11 +76,11 @@ def test_the_same_generation() -> None:
 
 
 def test_blocks_must_end_within_the_window() -> None:
-    assert resolve(spec("kvpop", 4)).grant(Budget(32, 2, 11), 9, 9) == Budget(32, 2, 11)
+    assert resolve(spec("kvpop", 4)).schedule(Budget(32, 2, 11), 9, 9).window == 11
     with pytest.raises(UserError, match=r"scored 11 tokens after .* window of 10 is too small"):
-        resolve(spec("kvpop", 4)).grant(Budget(32, 2, 10), 9, 9)
+        resolve(spec("kvpop", 4)).schedule(Budget(32, 2, 10), 9, 9)
     with pytest.raises(UserError, match=r"scored 3 tokens after .* window of 2 is too small"):
-        resolve(spec("kvpop_mlp", 4)).grant(Budget(32, 2, 2), 9, 9)
+        resolve(spec("kvpop_mlp", 4)).schedule(Budget(32, 2, 2), 9, 9)
     for wrong in ("0", "-1", "1.5", "True", "'4'"):
         with pytest.raises(UserError, match="block must be a whole number"):
             resolve(f"kvpop_mlp(block={wrong})")

@@ -12,14 +12,14 @@ from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.kernels.retention import retain
 from kvpolicies.kernels.softmax import Softmax
-from kvpolicies.layer import SlotLayer
 from kvpolicies.learned.places import Places
 from kvpolicies.learned.policy import Learned
 from kvpolicies.policy import Geometry
 from kvpolicies.registry import resolve
-from kvpolicies.steps import Tokens, process
-from kvpolicies.store import SlotStore
+from kvpolicies.slots import SlotGroup
+from kvpolicies.step import LayerInput
 from tests.kvpolicies.test_cache import check, plain_rope
+from tests.support.layer import OneLayer, process
 from tests.support.models import prompts, tiny
 from tests.support.reading import Reading
 from tests.support.scorers import WINDOW
@@ -27,31 +27,31 @@ from tests.support.specs import LEARNED
 
 H, G, D, E = 2, 2, 16, 64  # the tiny model's
 BUDGET = Budget(32, 2, WINDOW)
-FIELDS = ("queries", "keys", "values", "inputs")
+FIELDS = ("queries", "keys", "values", "hidden")
 STATIC = [s for s in LEARNED if "trimkv" not in s]
 
 
-def layer_of(spec: str, budgets: list[Budget], dtype: torch.dtype = torch.float32) -> SlotLayer:
+def layer_of(spec: str, budgets: list[Budget], dtype: torch.dtype = torch.float32) -> OneLayer:
     slots = max(b.total for b in budgets)
     geometry = Geometry(len(budgets), H, G, slots, D, dtype, torch.device("cpu"), 400)
-    layer = SlotLayer(geometry, resolve(spec), 1, plain_rope(D), 400)
+    layer = OneLayer(geometry, resolve(spec), 1, plain_rope(D), 400)
     for row, budget in enumerate(budgets):
         layer.reset(row, budget, row)
     return layer
 
 
-def draw(rows: int, n: int, seed: int = 0) -> Tokens:
+def draw(rows: int, n: int, seed: int = 0) -> LayerInput:
     g = torch.Generator().manual_seed(seed)
     k, v = torch.randn(2, rows, H, n, D, generator=g)
     inputs = torch.randn(rows, n, E, generator=g)
-    return Tokens(torch.randn(rows, H, G, n, D, generator=g), k, v, inputs, Softmax(0.25))
+    return LayerInput(torch.randn(rows, H, G, n, D, generator=g), k, v, inputs, Softmax(0.25))
 
 
-def changed(tokens: Tokens, how: Callable[[Tensor], Tensor]) -> Tokens:
+def changed(tokens: LayerInput, how: Callable[[Tensor], Tensor]) -> LayerInput:
     return replace(tokens, **{name: how(getattr(tokens, name)) for name in FIELDS})
 
 
-def feed(layer: SlotLayer, tokens: Tokens, pieces: list[int]) -> None:
+def feed(layer: OneLayer, tokens: LayerInput, pieces: list[int]) -> None:
     """Row i of the tokens into row i of the layer, in pieces."""
     first, rows = 0, tokens.keys.shape[0]
     for n in pieces:
@@ -60,7 +60,7 @@ def feed(layer: SlotLayer, tokens: Tokens, pieces: list[int]) -> None:
         first += n
 
 
-def priorities(layer: SlotLayer, tokens: Tokens) -> Tensor:
+def priorities(layer: OneLayer, tokens: LayerInput) -> Tensor:
     """What the training form says of every token, [B, H, S]: score + lam t."""
     policy = layer.policy
     assert isinstance(policy, Learned)
@@ -70,13 +70,13 @@ def priorities(layer: SlotLayer, tokens: Tokens) -> Tensor:
     if policy.config.features == "pre_rope":
         layer.rope.prepare(s, keys.device)
         keys = layer.rope.unrotate(keys, positions[None].expand(keys.shape[0], s))
-    assert tokens.inputs is not None
-    inputs = tokens.inputs.to(scorer.dtype)
+    assert tokens.hidden is not None
+    inputs = tokens.hidden.to(scorer.dtype)
     r = scorer.scores(1, keys, tokens.values, inputs)
     return (r + scorer.age(1)[:, None] * positions).float()
 
 
-def held(layer: SlotLayer, row: int) -> tuple[Tensor, Tensor]:
+def held(layer: OneLayer, row: int) -> tuple[Tensor, Tensor]:
     """(positions, scores) [H, n] of a row's tokens that have a score."""
     n, policy = layer.lengths[row], layer.policy
     assert isinstance(policy, Learned)
@@ -135,7 +135,7 @@ def test_a_prompt_in_forwards_of_its_own_steps_is_the_whole_prompt(spec: str) ->
     feed(whole, tokens, [120])
     done = 0
     while done < 120:
-        n = stepped.room(0, 120 - done)[1]
+        n = min(120 - done, stepped.group.rows.room(0, prompt=True)[1])
         process(stepped, tokens.part(slice(0, 1), slice(done, done + n)), [0], [n])
         done += n
     assert whole.eviction_times is not None and stepped.eviction_times is not None
@@ -152,7 +152,8 @@ def test_trimkv_weighs_the_log_of_its_gate_with_the_age() -> None:
     age = 30 - torch.arange(31)
     ours = layer.policy.scores(view).gather(-1, view.positions.long().argsort(-1))
     assert (ours - age * expected).abs().max() <= 1e-5
-    assert layer.policy.drop(Budget(4096)) == 128 and layer.policy.drop(Budget(64, 4, 8)) == 8
+    assert layer.policy.schedule(Budget(4096), 0, 0).drop == 128
+    assert layer.policy.schedule(Budget(64, 4, 8), 0, 0).drop == 8
 
 
 @pytest.mark.parametrize("spec", LEARNED)
@@ -174,7 +175,7 @@ def test_rows_and_requests_do_not_see_each_other(spec: str) -> None:
         assert torch.equal(layer.eviction_times[0], alone.eviction_times[0])
         for name, tensor in layer.state.items():
             torch.testing.assert_close(tensor[:1], alone.state[name], rtol=1e-5, atol=1e-5)
-        layer.move_row(0, 1)
+        layer.group.move_row(0, 1)
         assert all(torch.equal(t[0], t[1]) for t in layer.state.values())
 
 
@@ -184,15 +185,16 @@ def test_invariants_and_no_waiting_for_the_device(
 ) -> None:
     """As tests/kvpolicies/test_cache.py does for policies that take any sizes."""
 
-    monkeypatch.setattr(SlotStore, "check_scores", lambda self: None)
-    layer, tokens = layer_of(spec, [Budget(40, 2, 8), Budget(32, 3, 12)]), draw(2, 120)
+    monkeypatch.setattr(SlotGroup, "check_scores", lambda self: None)
+    budgets = [Budget(40, 2, 8), Budget(32, 3, 12)]
+    layer, tokens = layer_of(spec, budgets), draw(2, 120)
     reading = Reading()
     first = 0
     for n in [20, 30, 1, 5] + [1] * 40:
         with reading:
             process(layer, tokens.part(slice(0, 2), slice(first, first + n)), [0, 1], [n, n])
         first += n
-        check(layer, [0, 1], True)
+        check(layer, budgets, True)
     assert layer.peak == [40, 32]
     assert reading.seen == []
 
@@ -233,10 +235,10 @@ def test_bytes_of_the_state() -> None:
 def test_a_window_shorter_than_the_scorers_is_refused() -> None:
     short, spec = Budget(32, 2, 7), "kvpop(scorer='random/kvpop')"
     calls = [
-        lambda: resolve(spec).grant(short, 10, 10),
+        lambda: resolve(spec).schedule(short, 10, 10),
         lambda: kvpolicies.generate(tiny(), [[5]], spec, short, max_new_tokens=4),
-        lambda: feed(layer_of(spec, [short]), draw(1, 5), [5]),  # what no grant went before
-        lambda: resolve("dms(scorer='random/dms')").grant(Budget(32, 2, 0), 10, 10),
+        lambda: feed(layer_of(spec, [short]), draw(1, 5), [5]),  # whoever runs the loop
+        lambda: resolve("dms(scorer='random/dms')").schedule(Budget(32, 2, 0), 10, 10),
     ]
     for call, numbers in zip(calls, [("8", "7")] * 3 + [("1", "0")], strict=True):
         with pytest.raises(UserError, match=f"{numbers[0]} tokens after .* {numbers[1]} is") as e:
@@ -244,12 +246,12 @@ def test_a_window_shorter_than_the_scorers_is_refused() -> None:
         assert "\n" not in str(e.value)
     for name in ("kvpop_at_entry", "kvpop_mlp", "trimkv"):
         policy = resolve(f"{name.removesuffix('_at_entry')}(scorer='random/{name}')")
-        assert policy.grant(Budget(32, 2, 0), 10, 10) == Budget(32, 2, 0)
+        assert policy.schedule(Budget(32, 2, 0), 10, 10).window == 0
 
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_places_are_those_of_positions_0_and_more(n: int) -> None:
-    """Tokens that are nowhere are in no empty slot either."""
+    """LayerInput that are nowhere are in no empty slot either."""
     filled = torch.tensor([[[4, 0, 3, 1, 2], [0, 1, 4, 3, 2]]], dtype=torch.int32)
     empty = torch.full((1, 2, 2), -1, dtype=torch.int32)
     held = torch.cat([filled, empty], dim=-1)

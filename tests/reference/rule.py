@@ -147,10 +147,10 @@ def decode_drop(policy: Policy, budget: Budget) -> int:
     return max(1, min(policy.wish(budget.total), budget.topk))
 
 
-def eviction_size(policy: Policy, budget: Budget, remaining: int) -> int:
-    """Tokens that an eviction drops when a call has `remaining` tokens still to process."""
-    chunk = max(1, budget.topk // 2)
-    return max(decode_drop(policy, budget), min(remaining, chunk))
+def eviction_size(policy: Policy, budget: Budget, prompt: bool) -> int:
+    """Tokens that an eviction drops when a token needs a slot, of the prompt or a new one."""
+    chunk = max(1, budget.topk // 2) if prompt else 1
+    return max(decode_drop(policy, budget), chunk)
 
 
 def protected(policy: Policy, budget: Budget, positions: Array, newest: int, n_drop: int) -> Array:
@@ -272,7 +272,7 @@ def simulate(
         while remaining:
             room = terms.room(len(cached[0]), done)
             if room <= 0:
-                room = terms.drop or eviction_size(policy, budget, remaining)
+                room = terms.drop or eviction_size(policy, budget, prompt=done < stream.prompt)
                 eviction = _evict(policy, budget, state, cached, done - 1, room)
                 outcome.evictions.append(eviction)
                 cached = eviction.kept

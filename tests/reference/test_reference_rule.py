@@ -47,14 +47,13 @@ def test_decode_drop(budget, one, lazy, batched, beacon):
     assert ref.decode_drop(ref.Beacon(), budget) == beacon
 
 
-def test_prefill_evicts_up_to_half_the_topk():
-    # topk = 28: chunk 14. snapkv drops 8 at least.
+def test_a_prompt_evicts_half_the_topk_whatever_is_left_of_it():
+    # topk = 28: chunk 14. snapkv drops 8 while decoding.
     budget = ref.Budget(64)
-    sizes = [ref.eviction_size(ref.SnapKV(), budget, r) for r in (1, 5, 11, 100)]
-    assert sizes == [8, 8, 11, 14]
-    assert ref.eviction_size(ref.Streaming(), budget, 5) == 5
+    assert [ref.eviction_size(ref.SnapKV(), budget, p) for p in (True, False)] == [14, 8]
+    assert [ref.eviction_size(ref.Streaming(), budget, p) for p in (True, False)] == [14, 1]
     # topk = 1: the chunk is not zero.
-    assert ref.eviction_size(ref.Streaming(), ref.Budget(37), 100) == 1
+    assert ref.eviction_size(ref.Streaming(), ref.Budget(37), True) == 1
 
 
 def test_a_policy_protects_more_where_there_is_room():
@@ -104,11 +103,11 @@ def test_streaming_in_decode():
 
 
 def test_streaming_in_prefill():
-    # topk = 4: chunks of 2. 0..5 come in, 1 2 go for 6 7, 3 4 go for 8 9, and for the last
-    # token of the prompt (r = 1) only 5 goes; 6 goes for the first decoded token.
+    # topk = 4: chunks of 2. 0..5 come in, 1 2 go for 6 7, 3 4 for 8 9, and 5 6 for 10, the last
+    # of the prompt; the slot that is then free takes 11, the first decoded token.
     outcome = ref.simulate(ref.Streaming(), flat(12, prompt=11), ref.Budget(6, 1, 1))
-    assert outcome.e[0].tolist() == [NEVER, 6, 6, 8, 8, 10, 11, *[NEVER] * 5]
-    assert [e.position for e in outcome.evictions] == [5, 7, 9, 10]
+    assert outcome.e[0].tolist() == [NEVER, 6, 6, 8, 8, 10, 10, *[NEVER] * 5]
+    assert [e.position for e in outcome.evictions] == [5, 7, 9]
 
 
 def test_batches_leave_room_that_is_used_before_the_next_eviction():
@@ -117,11 +116,11 @@ def test_batches_leave_room_that_is_used_before_the_next_eviction():
     assert [(e.position, e.n_drop) for e in outcome.evictions] == [(15, 2), (17, 2)]
 
 
-def test_prefill_takes_the_room_that_a_larger_drop_made():
-    # topk 28, chunk 14, snapkv's drop 8: r = 3 drops 8, three come, five slots stay free.
+def test_new_tokens_take_the_room_that_the_prompt_left():
+    # topk 28, chunk 14: three tokens of the prompt come, and of eleven free slots five are taken.
     outcome = ref.simulate(ref.SnapKV(), flat(72, prompt=67), ref.Budget(64))
-    assert [(e.position, e.n_drop) for e in outcome.evictions] == [(63, 8)]
-    assert len(outcome.final[0]) == 64
+    assert [(e.position, e.n_drop) for e in outcome.evictions] == [(63, 14)]
+    assert len(outcome.final[0]) == 58
 
 
 def test_h2o_sums_over_all_queries_and_the_group():

@@ -37,7 +37,9 @@ LEARNED = [
 UNTRAINED = [s for s in POLICIES if s not in {spec.partition("(")[0] for spec in LEARNED}]
 EVICTING = [s for s in (*UNTRAINED, *VARIANTS) if s != "full"]
 SPECS = [*UNTRAINED, *VARIANTS, *LEARNED]
-REPLAYABLE = [s for s in SPECS if "positions='cache'" not in s]
+# Eviction times do not tell how keys are re-rotated: no trace, no replay.
+UNTRACED = ["streaming(positions='cache')"]
+REPLAYABLE = [s for s in SPECS if s not in UNTRACED]
 PROTECTING = [s for s in EVICTING if "faithful" not in s]
 # These need the tokens to come: they run on forced tokens, and not under `model.generate`.
 LOOKING_AHEAD = ["oracle"]

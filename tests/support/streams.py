@@ -9,10 +9,10 @@ from torch import Tensor
 
 from kvpolicies.budget import Budget
 from kvpolicies.kernels.softmax import Softmax
-from kvpolicies.layer import SlotLayer
 from kvpolicies.policy import Geometry, Policy
 from kvpolicies.rope import Rope
-from kvpolicies.steps import Tokens, process
+from kvpolicies.step import LayerInput
+from tests.support.layer import OneLayer, process
 
 
 def rope_of(stream: Any, dim: int) -> Rope:
@@ -29,7 +29,7 @@ def rope_of(stream: Any, dim: int) -> Rope:
     return Rope(cos_sin)
 
 
-def layer_for(stream: Any, policy: Policy, budget: Budget, rows: int = 1, **kw: Any) -> SlotLayer:
+def layer_for(stream: Any, policy: Policy, budget: Budget, rows: int = 1, **kw: Any) -> OneLayer:
     """A layer of the stream's sizes, with a trace of its length; all rows alike."""
     return layer_of([stream] * rows, policy, [budget] * rows, **kw)
 
@@ -39,26 +39,26 @@ def layer_of(
     policy: Policy,
     budgets: Sequence[Budget],
     dtype: torch.dtype = torch.float32,
-) -> SlotLayer:
-    """A layer with one row for each stream, under what the policy grants of its budget."""
+) -> OneLayer:
+    """A layer with one row for each stream, under what the policy makes of its budget."""
     heads, group, _, dim = streams[0].q.shape
     longest = max(stream.tokens for stream in streams)
-    granted = [
-        policy.grant(budget, stream.prompt, stream.tokens - stream.prompt)
+    schedules = [
+        policy.schedule(budget, stream.prompt, stream.tokens - stream.prompt)
         for stream, budget in zip(streams, budgets, strict=True)
     ]
     geometry = Geometry(
         rows=len(streams),
         heads=heads,
         groups=group,
-        slots=max(budget.total for budget in granted),
+        slots=max(schedule.capacity for schedule in schedules),
         head_dim=dim,
         dtype=dtype,
         device=torch.device("cpu"),
         length=longest,
     )
-    layer = SlotLayer(geometry, policy, 0, rope_of(streams[0], dim), longest)
-    for row, (stream, budget) in enumerate(zip(streams, granted, strict=True)):
+    layer = OneLayer(geometry, policy, 0, rope_of(streams[0], dim), longest)
+    for row, (stream, budget) in enumerate(zip(streams, schedules, strict=True)):
         layer.reset(row, budget, 0, _future_of(stream) if policy.needs_future else None)
     return layer
 
@@ -72,15 +72,15 @@ def _future_of(stream: Any) -> Any:
     return Future(*both)
 
 
-def tokens_of(stream: Any, first: int, last: int) -> Tokens:
-    """Tokens first .. last - 1 as one row of a forward."""
+def tokens_of(stream: Any, first: int, last: int) -> LayerInput:
+    """LayerInput first .. last - 1 as one row of a forward."""
     q, k = (
         torch.tensor(x[..., first:last, :], dtype=torch.float32)[None] for x in (stream.q, stream.k)
     )
-    return Tokens(q, k, k, None, Softmax(stream.q.shape[-1] ** -0.5))
+    return LayerInput(q, k, k, None, Softmax(stream.q.shape[-1] ** -0.5))
 
 
-def left_padded(rows: Sequence[Tokens]) -> Tokens:
+def left_padded(rows: Sequence[LayerInput]) -> LayerInput:
     """One forward of rows of different lengths; in the padding stands what must not matter."""
     width = max(row.keys.shape[2] for row in rows)
 
@@ -89,15 +89,15 @@ def left_padded(rows: Sequence[Tokens]) -> Tokens:
 
     q = torch.cat([pad(row.queries) for row in rows])
     k = torch.cat([pad(row.keys) for row in rows])
-    return Tokens(q, k, k, None, Softmax(q.shape[-1] ** -0.5))
+    return LayerInput(q, k, k, None, Softmax(q.shape[-1] ** -0.5))
 
 
-def run_stream(layer: SlotLayer, stream: Any, row: int = 0) -> Tensor:
+def run_stream(layer: OneLayer, stream: Any, row: int = 0) -> Tensor:
     """Prompt in one forward, then token by token; returns eviction times [H, T]."""
     return _run(layer, [stream], [row])[0]
 
 
-def run_streams(layer: SlotLayer, streams: Sequence[Any]) -> list[Tensor]:
+def run_streams(layer: OneLayer, streams: Sequence[Any]) -> list[Tensor]:
     """All prompts in one left-padded forward, then token by token; eviction times [H, T] each.
 
     A row whose stream has ended takes no part in the forwards that follow.
@@ -105,7 +105,7 @@ def run_streams(layer: SlotLayer, streams: Sequence[Any]) -> list[Tensor]:
     return _run(layer, streams, list(range(len(streams))))
 
 
-def _run(layer: SlotLayer, streams: Sequence[Any], rows: Sequence[int]) -> list[Tensor]:
+def _run(layer: OneLayer, streams: Sequence[Any], rows: Sequence[int]) -> list[Tensor]:
     done = [0] * len(streams)
     while active := [i for i, stream in enumerate(streams) if done[i] < stream.tokens]:
         ends = [done[i] + 1 if done[i] else streams[i].prompt for i in active]

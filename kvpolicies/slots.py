@@ -1,0 +1,327 @@
+"""The tensors of layers that share their counts: fixed slots, each KV head with its own set.
+
+Slots [0, length) of a row are filled, in no order of position; the rest is empty. Which slots go is
+each layer's and each head's own affair; how many, and when, is the plan's (rows.py). So one call
+chooses the victims of every layer and one moves them: a decode step that frees a single slot would
+otherwise spend more time on calls than on work.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvpolicies.errors import UserError
+from kvpolicies.kernels.compact import compact
+from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.policy import Geometry, Policy, Schedule, Step, View
+from kvpolicies.rope import Rope
+from kvpolicies.rows import Move, Rows, runs
+from kvpolicies.trace import NEVER
+from kvpolicies.transfer import counting, on_device
+
+ALL = slice(None)
+
+
+class SlotGroup:
+    """Keys, values and positions of Y layers in slots that are allocated once.
+
+    Args:
+        geometry: sizes.
+        policy: who decides what goes.
+        layers: the layers' numbers in the model.
+        ropes: the model's rotation at each of them.
+        trace_length: record eviction times of so many positions.
+        span: tokens that a query looks back, itself included (a sliding window); None = all.
+
+    Attributes:
+        rows: the counts that all these layers share.
+        keys, values: [Y, B, H, C, D]. positions: [Y, B, H, C] int32, -1 = empty.
+        slot_state: the policy's slot-aligned tensors [Y, B, H, C].
+        state: the policy's tensors [B, ...] of each layer.
+        eviction_times: [Y, B, H, T] int32 when a trace of T positions is recorded (trace.py).
+        bad_scores: [Y] bool, set on the device when a score is NaN; the host reads it when it waits
+            anyway.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        policy: Policy,
+        layers: Sequence[int],
+        ropes: Sequence[Rope],
+        trace_length: int = 0,
+        span: int | None = None,
+    ):
+        g = geometry
+        shape = (len(layers), g.rows, g.heads, g.slots)
+        self.geometry, self.policy, self.span = g, policy, span
+        self.layers, self.ropes = list(layers), list(ropes)
+        # Asked at every layer of every step, so looked up once.
+        self.observes, self.rerotates = policy.observes, policy.rerotates
+        self.needs_attention = policy.needs_attention
+        self.rows = Rows(g.rows)
+        self.keys = torch.zeros(*shape, g.head_dim, dtype=g.dtype, device=g.device)
+        self.values = torch.zeros_like(self.keys)
+        self.positions = torch.full(shape, -1, dtype=torch.int32, device=g.device)
+        self.slot_state = {
+            name: torch.zeros(shape, dtype=dtype, device=g.device)
+            for name, dtype in policy.slot_tensors.items()
+        }
+        self.eviction_times: Tensor | None = None
+        if trace_length:
+            times = (*shape[:3], trace_length)
+            self.eviction_times = torch.full(times, NEVER, dtype=torch.int32, device=g.device)
+        self.bad_scores = torch.zeros(len(layers), dtype=torch.bool, device=g.device)
+        self.state = [policy.init_state(g) for _ in layers]
+        self.softmax = [Softmax(g.head_dim**-0.5)] * len(layers)
+        # A list a layer, an entry a row.
+        self.counters: list[list[dict[str, int]]] = [[{} for _ in range(g.rows)] for _ in layers]
+        self.futures: list[list[Any]] = [[None] * g.rows for _ in layers]
+        # Prompt queries [1, H, G, n, D] and positions that `observe` must see with those to come.
+        self.held_back: list[list[list[tuple[Tensor, Tensor]]]] = [
+            [[] for _ in range(g.rows)] for _ in layers
+        ]
+
+    @property
+    def stored(self) -> list[Tensor]:
+        """All that moves with a slot: [Y, B, H, C, ...]."""
+        return [self.keys, self.values, self.positions, *self.slot_state.values()]
+
+    def reset(
+        self, row: int, schedule: Schedule, seed: int, futures: Sequence[Any] | None = None
+    ) -> None:
+        """Empties a row for a new sequence; nothing of the old one can be seen any more.
+
+        Args:
+            seed: identifies the sequence in any batch. futures: a recording a layer, for a policy
+                that looks ahead (recording.py).
+        """
+        self.rows.reset(row, schedule, seed)
+        self.positions[:, row].fill_(-1)
+        for tensor in self.slot_state.values():
+            tensor[:, row].zero_()
+        if self.eviction_times is not None:
+            self.eviction_times[:, row].fill_(NEVER)
+        for y, state in enumerate(self.state):
+            for tensor in state.values():
+                tensor[row].zero_()
+            self.counters[y][row], self.held_back[y][row] = {}, []
+            self.futures[y][row] = None if futures is None else futures[y]
+
+    def move_row(self, source: int, destination: int) -> None:
+        """Moves a sequence to a row that nobody uses; what lay there is of no use in the other."""
+        for tensor in self._row_tensors():
+            tensor[destination].copy_(tensor[source])
+        self._swap_lists(source, destination)
+
+    def swap(self, one: int, other: int) -> None:
+        """Exchanges the sequences of two rows; copies one tensor's row of one layer at a time."""
+        for tensor in self._row_tensors():
+            kept = tensor[one].clone()
+            tensor[one].copy_(tensor[other])
+            tensor[other].copy_(kept)
+        self._swap_lists(one, other)
+
+    def forget_future(self, row: int) -> None:
+        """Lets go of the recording that a row's sequence was given."""
+        for futures in self.futures:
+            futures[row] = None
+
+    def _swap_lists(self, one: int, other: int) -> None:
+        self.rows.swap(one, other)
+        for per_layer in (self.futures, self.counters, self.held_back):
+            for rows in per_layer:
+                rows[one], rows[other] = rows[other], rows[one]
+
+    def _row_tensors(self) -> list[Tensor]:
+        times = [] if self.eviction_times is None else [self.eviction_times]
+        shared = [layer for tensor in (*self.stored, *times) for layer in tensor]
+        return [*shared, *(t for state in self.state for t in state.values())]
+
+    def view(
+        self, y: int, rows: slice, lengths: list[int], seen: list[int], prompts: list[int]
+    ) -> View:
+        """What a policy may see of some rows of one layer; tensors are views, never copies."""
+        filled, counts = max(lengths), self.rows
+        return View(
+            geometry=self.geometry,
+            layer=self.layers[y],
+            keys=self.keys[y, rows, :, :filled],
+            values=self.values[y, rows, :, :filled],
+            positions=self.positions[y, rows, :, :filled],
+            lengths=lengths,
+            seen=seen,
+            schedules=[counts.schedule(i) for i in range(rows.start, rows.stop)],
+            prompts=prompts,
+            seeds=counts.seeds[rows],
+            state={name: tensor[rows] for name, tensor in self.state[y].items()},
+            slot_state={name: t[y, rows, :, :filled] for name, t in self.slot_state.items()},
+            counters=self.counters[y][rows],
+            rope=self.ropes[y],
+            softmax=self.softmax[y],
+            futures=self.futures[y][rows],
+        )
+
+    def open(self, move: Move, layers: slice = ALL) -> None:
+        """Makes room for a move's tokens and gives them slots; keys and values come later.
+
+        Layers that have come equally far are opened by one call.
+        """
+        self._evict(move, layers)
+        device, n, rows, before = self.geometry.device, move.n, move.rows, move.before
+        new = self.token_positions(move).to(torch.int32)
+        if alike(before):
+            here = (layers, rows, ALL, slice(before[0], before[0] + n))
+            self.positions[here] = new[:, None]
+            for tensor in self.slot_state.values():
+                tensor[here] = 0
+            return
+        row, slot = _row_and_slot(move, device)
+        # Indices around a slice put their own axes first: [b, n, Y, H].
+        self.positions[layers][:, row, :, slot] = new[..., None, None]
+        for tensor in self.slot_state.values():
+            tensor[layers][:, row, :, slot] = tensor.new_zeros(())
+
+    def write(self, y: int, move: Move, keys: Tensor, values: Tensor) -> None:
+        """Puts keys and values [b, H, n, D] of a move's tokens into their slots of one layer."""
+        before = move.before
+        if self.rerotates:
+            keys = self.ropes[y].unrotate(keys, self.token_positions(move))
+        if alike(before):
+            here = (y, move.rows, ALL, slice(before[0], before[0] + move.n))
+            self.keys[here] = keys
+            self.values[here] = values
+            return
+        row, slot = _row_and_slot(move, self.geometry.device)
+        self.keys[y][row, :, slot] = keys.transpose(1, 2).to(self.keys.dtype)
+        self.values[y][row, :, slot] = values.transpose(1, 2).to(self.values.dtype)
+
+    def token_positions(self, move: Move) -> Tensor:
+        """Positions [b, n] int64 of a move's tokens."""
+        return counting(move.seen_before, move.n, self.geometry.device)
+
+    def observe(self, y: int, move: Move, step: Step) -> None:
+        """Shows a move's tokens to the policy, once they have attended."""
+        policy, held_back = self.policy, self.held_back[y]
+        if not policy.whole_prompts or not (any(move.unfinished) or any(held_back[move.rows])):
+            view = self.view(y, move.rows, move.lengths, move.seen, move.prompts)
+            policy.observe(view, step)
+            return
+        for i, row in enumerate(range(move.rows.start, move.rows.stop)):
+            length, seen = move.lengths[i], move.seen[i]
+            if held_back[row] and not move.prompt[i]:
+                self._show(y, row, length - move.n, seen - move.n, move.prompts[i])
+            held_back[row].append((step.queries[i : i + 1], step.positions[i : i + 1]))
+            if not move.unfinished[i]:
+                self._show(y, row, length, seen, move.prompts[i])
+
+    def _show(self, y: int, row: int, length: int, seen: int, prompt: int) -> None:
+        """Shows what was held back of a row, as one step."""
+        queries, positions = zip(*self.held_back[y][row], strict=True)
+        self.held_back[y][row] = []
+        view = self.view(y, slice(row, row + 1), [length], [seen], [prompt])
+        self.policy.observe(view, Step(torch.cat(queries, dim=3), torch.cat(positions, dim=1)))
+
+    def times(self, y: int, row: int, n: int) -> Tensor:
+        """Eviction times [H, n] int32 of the row's first n tokens, when a trace is recorded.
+
+        A sliding window hides a token `span` steps after it came, whenever its slot is freed.
+        """
+        assert self.eviction_times is not None, "no trace is recorded"
+        if self.span is None:
+            return self.eviction_times[y, row, :, :n]
+        times = torch.arange(n, dtype=torch.int32, device=self.geometry.device) + self.span
+        return times.expand(self.geometry.heads, n)
+
+    def _evict(self, move: Move, layers: slice) -> None:
+        """Evicts what a move needs, of every head of these layers."""
+        held = [b + d if d else 0 for b, d in zip(move.before, move.drops, strict=True)]
+        for first, last, (n_drop, length) in runs(zip(move.drops, held, strict=True)):
+            if n_drop:
+                self._drop(layers, move.part(first, last), n_drop, length)
+
+    def _drop(self, layers: slice, move: Move, n_drop: int, length: int) -> None:
+        """Evicts `n_drop` of the `length` filled slots of every head of a move's rows."""
+        which, rows = range(len(self.layers))[layers], move.rows
+        seen, prompts = move.seen_before, move.prompts_before
+        lengths = [length] * len(seen)
+        views = [self.view(y, rows, lengths, seen, prompts) for y in which]
+        scores = _stacked([self.policy.scores(view) for view in views])  # [y, b, H, L]
+        self.bad_scores[layers] |= scores.isnan().flatten(1).any(dim=1)
+        if self.geometry.device.type == "cpu":
+            self.check_scores()
+        positions, newest = self.positions[layers, rows, :, :length], views[0].newest
+        protected = [(s.sinks, s.window_beside(length, n_drop)) for s in views[0].schedules]
+        parts = [
+            choose_victims(scores[:, a:b], positions[:, a:b], newest[a:b], *p, n_drop)
+            for a, b, p in runs(protected)
+        ]
+        victims = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        if self.eviction_times is not None:
+            gone = positions.gather(-1, victims).long()
+            when = on_device(seen, gone.device).to(torch.int32)
+            times = when[:, None, None].expand(gone.shape)
+            self.eviction_times[layers, rows].scatter_(-1, gone, times)
+        compact([t[layers, rows] for t in self.stored], victims, length)
+        self.positions[layers, rows, :, length - n_drop : length] = -1
+        if type(self.policy).evicted is not Policy.evicted:
+            left = [length - n_drop] * len(seen)
+            for y in which:
+                self.policy.evicted(self.view(y, rows, left, seen, prompts))
+
+    def check_scores(self) -> None:
+        """Raises UserError if any score so far was NaN (waits for the device)."""
+        if bool(self.bad_scores.any()):
+            layer = self.layers[int(self.bad_scores.nonzero()[0])]
+            raise UserError(
+                f"policy {self.policy}: NaN in a score at layer {layer}; the model's queries or "
+                "keys are not finite (try a wider dtype such as bfloat16 or float32)"
+            )
+
+
+def choose_victims(
+    scores: Tensor, positions: Tensor, newest: Tensor, sinks: int, window: int, n_drop: int
+) -> Tensor:
+    """The `n_drop` lowest-scored unprotected slots of each head; Y = layers.
+
+    Protected are positions < `sinks` and the `window` newest ones. Of equal scores the larger
+    position stays: decided exactly, by sorting on (score, position) as one integer.
+
+    Args:
+        scores: [Y, B, H, L] (or [B, H, L]) float32, higher stays.
+        positions: as scores, int32, distinct within a head.
+        newest: [B] position of the last processed token.
+
+    Returns:
+        [Y, B, H, n_drop] int64 slots, in no particular order.
+    """
+    protected = (positions < sinks) | (positions > newest[:, None, None] - window)
+    # + 0.0 turns -0.0 into 0.0, which must tie with it.
+    key = (sortable(scores.float() + 0.0).long() << 32) | positions.long()
+    key = key.masked_fill(protected, torch.iinfo(torch.int64).max)
+    if n_drop == 1:
+        return key.argmin(dim=-1, keepdim=True)
+    return key.topk(n_drop, dim=-1, largest=False, sorted=False).indices
+
+
+def sortable(x: Tensor) -> Tensor:
+    """float32 -> int32 in the same order (NaN aside)."""
+    bits = x.contiguous().view(torch.int32)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+def alike(numbers: list[int]) -> bool:
+    """Whether all are equal."""
+    return numbers.count(numbers[0]) == len(numbers)
+
+
+def _row_and_slot(move: Move, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Index tensors [b, 1] and [b, n] of the slots that a move's tokens take."""
+    rows = on_device(range(move.rows.start, move.rows.stop), device)[:, None]
+    return rows, counting(move.before, move.n, device)
+
+
+def _stacked(tensors: list[Tensor]) -> Tensor:
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
