@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kvpolicies import adapter, cache, fixed, loop, steps, store
+from kvpolicies import cache, fixed, loop, slots, step
 from kvpolicies.policy import Policy
 
 PARTS = ("model", "attention", "observe", "score", "compact", "rest")
@@ -50,14 +50,14 @@ def _laps(kind: type[Policy]) -> list[tuple[Any, str, str]]:
         (loop, "forward", "model"),
         (fixed.FixedStep, "_replayed", "model"),
         (fixed.FixedStep, "_call", "model"),
-        (cache.FixedBudgetCache, "make_room", "rest"),
-        (adapter, "process", "rest"),
-        (steps, "slot_attention", "attention"),
-        (steps, "slot_attention_with_weights", "attention"),
+        (cache.FixedBudgetCache, "begin", "rest"),
+        (cache.FixedBudgetCache, "attend", "rest"),
+        (step, "slot_attention", "attention"),
+        (step, "slot_attention_with_weights", "attention"),
         (kind, "observe", "observe"),
         (kind, "scores", "score"),
-        (store, "choose_victims", "score"),
-        (store, "compact", "compact"),
+        (slots, "choose_victims", "score"),
+        (slots, "compact", "compact"),
         (kind, "evicted", "compact"),
     ]
 

@@ -33,6 +33,7 @@ from kvpolicies.eval.results import Key, Results
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import FULL
 from kvpolicies.eval.tasks import Grades
+from kvpolicies.registry import resolve
 
 UNIT_BATCHES = 2
 """Batches in a unit of generation: more loses more to a kill, less wastes finished rows."""

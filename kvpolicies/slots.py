@@ -107,7 +107,8 @@ class SlotGroup:
         for y, state in enumerate(self.state):
             for tensor in state.values():
                 tensor[row].zero_()
-            self.counters[y][row], self.held_back[y][row] = {}, []
+            self.counters[y][row] = {}
+            self.held_back[y][row] = []
             self.futures[y][row] = None if futures is None else futures[y]
 
     def move_row(self, source: int, destination: int) -> None:
@@ -131,9 +132,9 @@ class SlotGroup:
 
     def _swap_lists(self, one: int, other: int) -> None:
         self.rows.swap(one, other)
-        for per_layer in (self.futures, self.counters, self.held_back):
-            for rows in per_layer:
-                rows[one], rows[other] = rows[other], rows[one]
+        per_layer: list[list[Any]] = [*self.futures, *self.counters, *self.held_back]
+        for rows in per_layer:
+            rows[one], rows[other] = rows[other], rows[one]
 
     def _row_tensors(self) -> list[Tensor]:
         times = [] if self.eviction_times is None else [self.eviction_times]

