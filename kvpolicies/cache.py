@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
+from kvpolicies.passing import PassingLayer
 from kvpolicies.policy import Geometry, Policy, Schedule
 from kvpolicies.rows import Counts, Move
 from kvpolicies.sliding import Sliding, sliding_budget
@@ -37,68 +38,6 @@ class Forward:
     """Whether kvpolicies' own loop began it; else the model's first layer does."""
     fixed: Any = None
     """A decode step of fixed shapes (fixed.py), if that runs it."""
-
-
-class _Passing(CacheLayerMixin):
-    """What transformers sees of a layer: hands new keys through to our attention function."""
-
-    is_sliding = False
-    is_croppable = False
-    attached = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.columns = 0  # tokens seen, padding included
-        self.handed_over = False
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.is_initialized = True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        if not self.attached:
-            raise UserError(
-                "FixedBudgetCache used outside of kvpolicies.attach: write "
-                "`with kvpolicies.attach(model, cache): model.generate(...)`"
-            )
-        self.is_initialized = self.handed_over = True
-        self.columns += key_states.shape[-2]
-        return key_states, value_states
-
-    def get_seq_length(self, *_: Any) -> int:
-        return self.columns
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.columns + query_length, 0
-
-    def get_max_length(self) -> int:
-        return -1  # no limit on a sequence: slots are reused
-
-    get_max_cache_shape = get_max_length
-
-    def reset(self) -> None:
-        self.columns = 0
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        raise UserError("FixedBudgetCache: beam search is not supported; use num_beams=1")
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        raise UserError(
-            "FixedBudgetCache: batch_repeat_interleave is not supported; repeat the prompts instead"
-        )
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        raise UserError(
-            "FixedBudgetCache: batch_select_indices is not supported; make a new cache for the "
-            "rows that remain"
-        )
-
-    def crop(self, *_: Any) -> None:
-        raise UserError(
-            "FixedBudgetCache: crop is not supported (assisted generation needs it): evicted "
-            "tokens do not come back"
-        )
 
 
 class FixedBudgetCache(Cache):
@@ -167,7 +106,7 @@ class FixedBudgetCache(Cache):
         # Token ids that forwards of transformers' own loop brought; None = some are not known.
         self.history: list[Tensor] | None = []
         self._columns = 0
-        self._passing = [_Passing() for _ in range(self.shape.layers)]
+        self._passing = [PassingLayer() for _ in range(self.shape.layers)]
         super().__init__(layers=[*self._passing])
 
     def _schedule(self, budget: Budget | Schedule | str | int) -> Schedule:

@@ -1,4 +1,4 @@
-"""What an attached model is not to be asked, each thing refused by its own name.
+"""What a forward of transformers' own loop brings, and what that loop is not to ask for.
 
 Our own loop asks for none of it. transformers' `generate` and a loop of the user's own might: then
 attention would run without the cache, or on tokens that are not the conversation's, and answers
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.errors import UserError
+from kvpolicies.rows import Counts
 
 # Options of `generate` that cannot work on this cache, with the values that leave them off.
 OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -77,6 +78,74 @@ def guarded(model: Any, cache: FixedBudgetCache, attached: Callable[[], bool]) -
         hook.remove()
         if inner is not None:
             del model.generate
+
+
+def counts_of(
+    cache: FixedBudgetCache, width: int, mask: Tensor | None, position_ids: Tensor | None
+) -> Counts:
+    """What a forward brings that transformers' own loop runs, or one of the user's own."""
+    rows, before = cache.evicting.rows, cache.columns - width
+    n = cache.rows
+    tokens = torch.full((n,), width)
+    if mask is not None:
+        tokens = _real(cache, width, mask)
+    if position_ids is not None:
+        _check_positions(cache, width, mask, position_ids)
+    counts = tokens.tolist()
+    if cache.prompt_columns is None:
+        # A loop of the user's own: one token a row is a new one.
+        prompt = [count > 1 or seen == 0 for count, seen in zip(counts, rows.seen, strict=True)]
+        ended = [False] * n
+    else:
+        prompt = [before < cache.prompt_columns] * n
+        ended = [cache.columns >= cache.prompt_columns] * n
+    return Counts(range(n), counts, prompt, ended)
+
+
+def _real(cache: FixedBudgetCache, width: int, mask: Tensor) -> Tensor:
+    """Real tokens [B] of a forward's `width` columns; what the mask says of earlier ones must hold.
+
+    Raises:
+        UserError: for a mask of other columns than the cache has seen, or padding on the right.
+    """
+    if mask.dim() != 2:
+        raise UserError("FixedBudgetCache: only a 2-D padding mask is supported")
+    if mask.shape != (cache.rows, cache.columns):
+        raise UserError(
+            f"FixedBudgetCache: attention_mask is {list(mask.shape)}, expected "
+            f"{[cache.rows, cache.columns]}: {cache.columns - width} columns seen before and "
+            f"{width} new ones"
+        )
+    real = mask.bool().cpu()
+    old, new = real[:, : cache.columns - width].sum(-1), real[:, cache.columns - width :]
+    seen = cache.evicting.rows.seen
+    if old.tolist() != seen:
+        raise UserError(
+            f"FixedBudgetCache: attention_mask marks {old.tolist()} earlier tokens as real, but "
+            f"the cache has seen {seen}"
+        )
+    if bool((new[:, :-1] & ~new[:, 1:]).any()):
+        raise UserError("FixedBudgetCache: padding must be on the left of the prompt")
+    return new.sum(-1)
+
+
+def _check_positions(
+    cache: FixedBudgetCache, width: int, mask: Tensor | None, position_ids: Tensor
+) -> None:
+    """A row's tokens must be numbered from 0, padding apart: sinks and windows rest on it."""
+    came = position_ids.expand(cache.rows, width).cpu()
+    real = torch.ones(cache.rows, width, dtype=torch.bool)
+    if mask is not None:
+        real = mask[:, -width:].bool().cpu()
+    expected = torch.tensor(cache.evicting.rows.seen)[:, None] + real.cumsum(-1) - 1
+    wrong = ((came != expected) & real).nonzero()
+    if len(wrong):
+        row, column = wrong[0].tolist()
+        raise UserError(
+            f"FixedBudgetCache: position_ids give {int(came[row, column])} to a token of row {row} "
+            f"whose position is {int(expected[row, column])}: number each row's tokens from 0, "
+            "padding not counted (attention_mask.cumsum(-1) - 1)"
+        )
 
 
 def refuse_gradients(*tensors: Tensor) -> None:

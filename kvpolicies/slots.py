@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kvpolicies.errors import UserError
+from kvpolicies.eviction import choose_victims
 from kvpolicies.kernels.compact import compact
 from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.policy import Geometry, Policy, Schedule, Step, View
@@ -280,37 +281,6 @@ class SlotGroup:
                 f"policy {self.policy}: NaN in a score at layer {layer}; the model's queries or "
                 "keys are not finite (try a wider dtype such as bfloat16 or float32)"
             )
-
-
-def choose_victims(
-    scores: Tensor, positions: Tensor, newest: Tensor, sinks: int, window: int, n_drop: int
-) -> Tensor:
-    """The `n_drop` lowest-scored unprotected slots of each head; Y = layers.
-
-    Protected are positions < `sinks` and the `window` newest ones. Of equal scores the larger
-    position stays: decided exactly, by sorting on (score, position) as one integer.
-
-    Args:
-        scores: [Y, B, H, L] (or [B, H, L]) float32, higher stays.
-        positions: as scores, int32, distinct within a head.
-        newest: [B] position of the last processed token.
-
-    Returns:
-        [Y, B, H, n_drop] int64 slots, in no particular order.
-    """
-    protected = (positions < sinks) | (positions > newest[:, None, None] - window)
-    # + 0.0 turns -0.0 into 0.0, which must tie with it.
-    key = (sortable(scores.float() + 0.0).long() << 32) | positions.long()
-    key = key.masked_fill(protected, torch.iinfo(torch.int64).max)
-    if n_drop == 1:
-        return key.argmin(dim=-1, keepdim=True)
-    return key.topk(n_drop, dim=-1, largest=False, sorted=False).indices
-
-
-def sortable(x: Tensor) -> Tensor:
-    """float32 -> int32 in the same order (NaN aside)."""
-    bits = x.contiguous().view(torch.int32)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 def alike(numbers: list[int]) -> bool:

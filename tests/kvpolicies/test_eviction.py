@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpolicies.slots import choose_victims, sortable
+from kvpolicies.eviction import choose_victims, sortable
 
 # Few values, so that ties are the rule; both zeros; infinities; numbers that differ in one bit.
 SCORES = [-math.inf, -1.0, -0.0, 0.0, 1e-45, 0.1, 0.10000000149011612, 1.0, 1.0000001, math.inf]

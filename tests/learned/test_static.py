@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvpolicies.eviction import choose_victims
 from kvpolicies.kernels.retention import NEVER
 from kvpolicies.learned.boundary import retained, static_priorities
-from kvpolicies.slots import choose_victims
 
 
 def cases() -> list[tuple[Tensor, int, int, int]]:
