@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import warnings
 import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -91,7 +91,7 @@ def _lines(path: Path) -> int:
 
 
 def test_long_functions_are_named() -> None:
-    """A warning. The body counts: signature and docstring are the contract, long where they must be.
+    """A warning. The body counts: signature and docstring are the contract.
 
     Kernels are exempt: a GPU program is one function by nature.
     """
