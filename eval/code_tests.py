@@ -10,6 +10,7 @@ import binascii
 import io
 import json
 import pickle
+import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn
 
 from kvpolicies.errors import UserError
+
+# What programs print; Decimal also takes 1_000, NaN and digits of other scripts.
+_NUMBERS = re.compile(r"[-+\d.eE\s]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,18 @@ def same_output(wanted: str, given: str) -> bool:
 def same_value(wanted: str, given: str) -> bool:
     """Of a function: JSON of equal value; what is no JSON is equal to nothing."""
     try:
-        return json.loads(wanted) == json.loads(given)
+        return _alike(json.loads(wanted), json.loads(given))
     except (ValueError, RecursionError):
         return False
+
+
+def _alike(ours: Any, theirs: Any) -> bool:
+    """Equal, and of one kind: 1 is 1.0 and not true."""
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(map(_alike, ours, theirs))
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return ours.keys() == theirs.keys() and all(_alike(ours[k], theirs[k]) for k in ours)
+    return isinstance(ours, bool) == isinstance(theirs, bool) and ours == theirs
 
 
 def _as_text(value: Any) -> str:
@@ -95,6 +108,8 @@ def _lines(text: str) -> list[str]:
 
 
 def _same_numbers(a: str, b: str) -> bool:
+    if not (_NUMBERS.fullmatch(a) and _NUMBERS.fullmatch(b)):
+        return False
     try:
         return [Decimal(word) for word in a.split()] == [Decimal(word) for word in b.split()]
     except InvalidOperation:

@@ -50,7 +50,8 @@ class Cursor:
             raise Unread
         text = self.here.text
         self.at += 1
-        return ("dec", text) if "." in text and "(" not in text else ("num", literal(text))
+        value = literal(text)
+        return ("dec", text) if "." in text and "(" not in text else ("num", value)
 
     def index(self) -> str:
         """What stands below a letter, as text."""

@@ -4,19 +4,14 @@ What readers of mathematics would read in two ways is read in none: 1/2x, 3 4, \
 """
 
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Any
 
-from kvpolicies.eval.maths.cursor import Cursor
+from kvpolicies.eval.maths.notation import Notation
 from kvpolicies.eval.maths.tokens import Token
 from kvpolicies.eval.maths.trees import Tree, Unread, in_base, signed
 
 _DEEPEST = 60
 _CLOSING = {"(": ")", "[": "]", "{": "}", "⌊": "⌋", "⌈": "⌉"}
-_ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log"}
-_INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
-_MATRICES = ("pmatrix", "bmatrix", "matrix", "vmatrix", "Bmatrix", "smallmatrix", "array")
-_CALLED = frozenset("fgh")  # a letter that is a function where brackets follow
 
 
 def read(tokens: Sequence[Token]) -> Tree:
@@ -26,18 +21,27 @@ def read(tokens: Sequence[Token]) -> Tree:
         Unread: something is left over, missing, unknown, or can be read in two ways.
     """
     reader = _Reader(tokens)
-    tree = reader.sum()
+    tree = reader.whole()
     if reader.here.kind != "stop":
         raise Unread
     return tree
 
 
-class _Reader(Cursor):
+class _Reader(Notation):
     """Recursive descent: a method a level of precedence, from sums down to atoms."""
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         super().__init__(tokens)
         self.depth, self.bars = 0, 0
+
+    def whole(self) -> Tree:
+        r"""A sum; in plain TeX two, a \over b."""
+        tree = self.sum()
+        if self.here[:2] in (("cmd", "over"), ("cmd", "choose")):
+            kind = ("div",) if self.here.text == "over" else ("fn", "binom")
+            self.at += 1
+            return (*kind, tree, self.sum())
+        return tree
 
     def sum(self) -> Tree:
         """Terms between plus and minus."""
@@ -52,20 +56,27 @@ class _Reader(Cursor):
 
     def term(self) -> Tree:
         """Factors, with signs between them or none."""
-        tree = self.unary()
+        tree = last = self.unary()
         while True:
             if sign := self.take("*", "/"):
-                right = self.unary()
+                last = self.unary()
                 if sign == "/" and self.starts_factor():  # 1/2x
                     raise Unread
-                tree = ("mul" if sign == "*" else "div", tree, right)
+                tree = ("mul" if sign == "*" else "div", tree, last)
             elif self.starts_factor():
-                apart = self.ahead(-1)[:2] in (("op", "}"), ("op", "!"))  # 2^{3}5^{2}, 3!4!
-                if (self.here.kind == "num" and not apart) or tree[0] == "mixed":  # 3 4, x2, 1 1/2x
-                    raise Unread
-                tree = ("mul", tree, self.power())
+                if last[0] == "mixed" or (self.here.kind == "num" and not self.apart(last)):
+                    raise Unread  # 1 1/2x, 3 4
+                last = self.power()
+                tree = ("mul", tree, last)
             else:
                 return tree
+
+    def apart(self, last: Tree) -> bool:
+        """Whether a number after `last` is a factor for certain: 2^{3}5^{2}, 3!4!, n2^n."""
+        before = self.ahead(-1)
+        raised = last[0] == "pow" and before[:2] == ("op", "}")
+        base = self.ahead(1)[:2] == ("op", "^") and before.kind != "num"
+        return raised or base or last[:2] == ("fn", "factorial")
 
     def unary(self) -> Tree:
         """A factor with its signs."""
@@ -120,7 +131,7 @@ class _Reader(Cursor):
         if not opening:
             raise Unread
         bars, self.bars = self.bars, 0
-        tree = self.sum()
+        tree = self.whole()
         self.expect(_CLOSING[opening])
         self.bars = bars
         if opening in "⌊⌈":
@@ -138,13 +149,11 @@ class _Reader(Cursor):
         if kind in ("sym", "const"):
             return self.symbol(kind, text)
         if kind == "fn":
-            return self.function(_ALIASES.get(text, text))
-        if kind == "begin" and text in _MATRICES:
+            return self.function(text)
+        if kind == "begin":
             return self.matrix(text)
-        if kind == "cmd" and text in ("frac", "binom"):
-            return self.fraction(text)
-        if kind == "cmd" and text == "sqrt":
-            return self.root()
+        if kind == "cmd":
+            return self.root() if text == "sqrt" else self.fraction(text)
         raise Unread
 
     def numeral(self) -> Tree:
@@ -178,120 +187,3 @@ class _Reader(Cursor):
         if closing:
             self.expect(closing)
         return tree
-
-    def symbol(self, kind: str, text: str) -> Tree:
-        """A letter with index and primes; f(x)."""
-        if self.take("_"):
-            kind, text = "sym", f"{text}_{self.index()}"
-        while self.take("'"):
-            kind, text = "sym", text + "'"
-        if text.rstrip("'") in _CALLED and self.here[:2] == ("op", "("):
-            return ("call", text, *self.arguments())
-        return (kind, text)
-
-    def arguments(self) -> list[Tree]:
-        """Expressions in round brackets or braces, between commas."""
-        closing = {"(": ")", r"\{": r"\}"}.get(self.take("(", r"\{"))
-        if not closing:
-            raise Unread
-        found = [self.sum()]
-        while self.take(","):
-            found.append(self.sum())
-        self.expect(closing)
-        return found
-
-    def function(self, name: str) -> Tree:
-        """A function's value, its argument in brackets or the product that follows."""
-        if name in ("max", "min", "gcd", "lcm"):
-            return ("fn", name, *self.arguments())
-        base: list[Tree] = []
-        if name == "log":
-            base = [("num", Fraction(10))]
-            if self.take("_"):
-                base = [self.group() if self.sees("{", "(") else self.small()]
-        power: Tree | None = None
-        if self.take("^"):
-            power = self.exponent()
-        if power == ("neg", ("num", Fraction(1))):
-            if name not in _INVERSE:
-                raise Unread
-            name, power = _INVERSE[name], None
-        tree = ("fn", name, self.argument(), *base)
-        return tree if power is None else ("pow", tree, power)
-
-    def argument(self) -> Tree:
-        """A function's argument: a group, or factors up to the next function."""
-        if self.sees("(", "[", "{"):
-            return self.group()
-        if not self.starts_factor():
-            raise Unread
-        tree = self.power()
-        while self.starts_factor() and self.here.kind not in ("fn", "num"):
-            if self.sees("(", "["):  # \sin x(y+1)
-                raise Unread
-            tree = ("mul", tree, self.power())
-        if self.sees("/") and self.ahead(1).kind != "fn":  # \sin x/2
-            raise Unread
-        return tree
-
-    def absolute(self) -> Tree:
-        """An expression between bars."""
-        self.expect("|")
-        self.bars += 1
-        tree = self.sum()
-        self.expect("|")
-        self.bars -= 1
-        return ("fn", "abs", tree)
-
-    def root(self) -> Tree:
-        """A root, perhaps with its index."""
-        index: Tree = ("num", Fraction(2))
-        if self.take("["):
-            index = self.sum()
-            self.expect("]")
-        return ("root", index, self.group() if self.sees("{", "(") else self.small())
-
-    def fraction(self, command: str) -> Tree:
-        r"""The two arguments of \frac or \binom; without braces one digit or letter is one."""
-        kind, text, _ = self.here
-        if kind == "num" and len(text) == 2 and text.isdigit():  # \frac12
-            self.at += 1
-            top, bottom = (("num", Fraction(digit)) for digit in text)
-        else:
-            top, bottom = self.operand(), self.operand()
-        if _leading(top) == _leading(bottom) == ("sym", "d"):  # a derivative
-            raise Unread
-        return ("div", top, bottom) if command == "frac" else ("fn", command, top, bottom)
-
-    def operand(self) -> Tree:
-        """A group, or one digit or letter."""
-        if self.sees("{"):
-            return self.group()
-        kind, text, _ = self.here
-        if kind not in ("num", "sym", "const") or (kind == "num" and len(text) > 1):
-            raise Unread
-        self.at += 1
-        return ("num", Fraction(text)) if kind == "num" else (kind, text)
-
-    def matrix(self, name: str) -> Tree:
-        """Rows of cells, up to the end of the environment; vmatrix is a determinant."""
-        if name == "array":
-            self.index()  # the columns
-        rows: list[tuple[Tree, ...]] = []
-        while self.here[:2] != ("end", name):
-            cells = [self.sum()]
-            while self.take("&"):
-                cells.append(self.sum())
-            rows.append(tuple(cells))
-            if not self.take("newline") and self.here[:2] != ("end", name):
-                raise Unread
-        self.at += 1
-        if not rows or len({len(row) for row in rows}) != 1:
-            raise Unread
-        tree = ("matrix", tuple(rows))
-        return ("fn", "det", tree) if name == "vmatrix" else tree
-
-
-def _leading(tree: Tree) -> Tree:
-    """The first factor of a product."""
-    return _leading(tree[1]) if tree[0] in ("mul", "pow") else tree

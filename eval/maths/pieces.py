@@ -1,5 +1,6 @@
 """Rows of tokens cut into pieces: at signs outside of brackets, names, units, thousands."""
 
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -13,7 +14,7 @@ _OPENING = frozenset(("(", "[", "{", r"\{", "⟨", "⌊", "⌈"))
 _CLOSING = frozenset((")", "]", "}", r"\}", "⟩", "⌋", "⌉"))
 _LISTS = frozenset(("(", "[", r"\{", "⟨"))
 _MONEY = ("$", "€", "£")
-_NO_NAMES = (("fn", "ln"), ("fn", "log"), ("fn", "exp"), ("cmd", "sqrt"))
+_TRIGONOMETRIC = ("sin", "cos", "tan", "cot", "sec", "csc")
 _ORDINALS = frozenset(("st", "nd", "rd", "th"))
 
 
@@ -52,33 +53,50 @@ def bracketed(found: Tokens) -> bool:
 
 def is_symbol(found: Tokens) -> bool:
     """Whether this is one letter, perhaps with an index."""
-    return bool(found) and is_name(found) and (
-        len(found) == 1 or (found[0].kind == "sym" and found[1].text == "_"
-                            and all(d > 0 for d in depths(found)[3:-1]))
-    )  # fmt: skip
+    bare = _without_indices(found)
+    return len(bare) == 1 and bare[0].kind == "sym"
 
 
 def is_name(found: Tokens) -> bool:
-    """Whether this may be what a value is given to: no number in it but indices and arguments."""
-    if not found or found[0].text == "-":
+    """Whether a value may be said to be this: letters, and no number but as index or argument.
+
+    x, x_1, f(2), f^{-1}(x), P(A), a + b, |AB|, sin A, (x, y); not -x, 2x, x^2, ln x.
+    """
+    if bracketed(found):
+        return all(is_symbol(side) for side in split(found[1:-1], (",",))[1])
+    bare = _without_indices(found)
+    if not bare or bare[0].text == "-":
         return False
-    if bracketed(found):  # (x, y)
-        return all(len(side) == 1 and is_name(side) for side in split(found[1:-1], (",",))[1])
-    called = len(found) > 2 and found[0].kind == "sym" and bracketed(found[1:])
-    below = False
-    for at, (kind, text, _) in enumerate(found):
-        below = text in ("_", "{") if below or text == "_" else False
-        index = below or (at and found[at - 1].text == "_")
-        if kind == "num" and not called and not index and found[at - 1].text not in ("_", "{"):
-            return False
-        if (
-            kind in ("begin", "set")
-            or (kind, text) in _NO_NAMES
-            or (text in ("±", "°", "%", "!", "*", ",") and not called)
-        ):
-            return False
-    return any(kind in ("sym", "text") for kind, _, _ in found) or (
-        len(found) == 1 and found[0].kind == "const" and found[0].text in "ei"
+    called = bare[6:] if [t.text for t in bare[1:6]] == ["^", "{", "-", "1", "}"] else bare[1:]
+    if bare[0].kind == "sym" and bracketed(called) and called[0].text == "(":
+        return True
+    euler = len(bare) == 1 and bare[0][:2] in (("const", "e"), ("const", "i"))
+    letters = any(token.kind in ("sym", "text") for token in bare)
+    return euler or (letters and all(map(_in_name, bare)))
+
+
+def _without_indices(found: Tokens) -> list[Token]:
+    inside, bare = depths(found), []
+    at = 0
+    while at < len(found):
+        if found[at][:2] == ("op", "_") and bare:
+            level, at = inside[at], at + 2
+            while at < len(found) and inside[at] > level:  # the rest of its group
+                at += 1
+            at += at < len(found) and found[at].text == "}" and inside[at - 1] > level
+        else:
+            bare.append(found[at])
+            at += 1
+    return bare
+
+
+def _in_name(token: Token) -> bool:
+    kind, text, _ = token
+    return (
+        kind in ("sym", "const", "text")
+        or (kind == "fn" and text in _TRIGONOMETRIC)
+        or (kind == "cmd" and text == "frac")
+        or (kind == "op" and text in "+-/(){}|'")
     )
 
 
@@ -134,6 +152,10 @@ def _in_list(found: Tokens, start: int, end: int) -> bool:
     return not any(found[at].text in ",;" and inside[at] == level for at in around)
 
 
+def _shape(token: Token) -> str:
+    return {"text": "t", "num": "n"}.get(token.kind, token.text)
+
+
 def unit_apart(found: Tokens) -> tuple[Tokens, str, Fraction]:
     """(the value's tokens, its unit, a factor such as a million).
 
@@ -154,10 +176,8 @@ def unit_apart(found: Tokens) -> tuple[Tokens, str, Fraction]:
     while found[at - 1].text in ("^", "{") and at > 1:  # 3^{\text{rd}}
         at -= 1
     shown, tail = found[:at], found[at:]
-    for before, token in zip((None, *tail), tail, strict=False):
-        power = token.kind == "num" and before and before.text in ("^", "{", "-")
-        if not (power or token.kind == "text" or token.text in "^{}/*-"):
-            raise Unread
+    if not re.fullmatch(r"(?:t|[/*]t|\^-?n|\^\{(?:-?n|t)\})+", "".join(map(_shape, tail))):
+        raise Unread
     text = "".join(t.text if t.kind != "text" else f" {t.text}" for t in tail).strip()
     if text.strip("^{ }") in _ORDINALS:
         return shown, "", Fraction(1)

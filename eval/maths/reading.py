@@ -2,8 +2,6 @@
 
 import functools
 import re
-from collections.abc import Sequence
-from dataclasses import replace
 
 from kvpolicies.eval.maths import expressions, pieces, units
 from kvpolicies.eval.maths.answers import (
@@ -19,22 +17,22 @@ from kvpolicies.eval.maths.answers import (
     Span,
     Word,
 )
+from kvpolicies.eval.maths.gathering import REALS, alone, gathered, spread
 from kvpolicies.eval.maths.pieces import Tokens, bracketed, split
 from kvpolicies.eval.maths.tokens import LONGEST, Token, plain, tokens
 from kvpolicies.eval.maths.trees import Tree, Unread, parts, signs
 
 _EQUAL, _ORDER = ("=", "≈"), ("<", "≤", ">", "≥", "≠")
 _FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}
-_REALS = Known("R")
 _INFINITY: Tree = ("const", "oo")
 _PHRASES: dict[str, Answer] = {
-    "all real numbers": _REALS, "all reals": _REALS, "real numbers": _REALS,
+    "all real numbers": REALS, "all reals": REALS, "real numbers": REALS,
     "no solution": Known("empty"), "no solutions": Known("empty"), "empty set": Known("empty"),
     "the empty set": Known("empty"), "dne": Word("does not exist"),
 }  # fmt: skip
 _SHORT_WORDS = frozenset(("yes", "no", "odd", "dne"))
-_INTRODUCTIONS = frozenset(
-    ("approximately", "about", "the answer is", "answer", "exactly", "the answer is:", "answer:")
+_INTRODUCTION = re.compile(
+    r"approximately|about|exactly|(?:answer|the (?!.*\b(?:not|least|most|than)\b).+ is):?"
 )
 
 
@@ -71,57 +69,14 @@ def _listed(found: Tokens) -> Answer:
     marks, said = split(found, (",", ";", "and", "or"))
     filled = [s for at, s in enumerate(said) if s or (marks[at : at + 1] or [","])[0] in ",;"]
     if len(filled) == 1:
-        return _alone(_statement(filled[0]))
+        return alone(_statement(filled[0]))
     joint = "or" if "or" in marks else "and" if "and" in marks else ""
-    return _gathered(_spread([_statement(part) for part in filled]), joint)
-
-
-def _alone(answer: Answer) -> Answer:
-    """Plus-minus makes two."""
-    if isinstance(answer, Named):
-        return replace(answer, value=_alone(answer.value))
-    spread = _spread([answer])
-    return spread[0] if len(spread) == 1 else Many("list", tuple(spread))
-
-
-def _spread(answers: Sequence[Answer]) -> list[Answer]:
-    found: list[Answer] = []
-    for answer in answers:
-        if isinstance(answer, Quantity):
-            found += [Quantity(t, answer.unit, answer.letters) for t in signs(answer.tree)]
-        elif isinstance(answer, Named) and isinstance(answer.value, Quantity):
-            found += [Named(answer.name, value) for value in _spread([answer.value])]
-        else:
-            found.append(answer)
-    return found
-
-
-def _gathered(items: list[Answer], joint: str) -> Answer:
-    """Several statements as one: x = 1 or x = 2 gives x two values."""
-    names = [item.name if isinstance(item, Named) else "" for item in items]
-    values = [item.value if isinstance(item, Named) else item for item in items]
-    if all("_" in name for name in names) and len({n.partition("_")[0] for n in names}) == 1:
-        return Many("list", tuple(values))  # x_1 = 2, x_2 = 3
-    if not names[0] or not set(names) <= {names[0], ""}:
-        distinct = all(names) and len(set(names)) == len(names)
-        return Many("named" if distinct else "list", tuple(items))
-    first = values[0]
-    if isinstance(first, Joined) and first.sign == "∖" and not isinstance(values[1], Sets):
-        values[1:] = [Joined("∖", _REALS, Many("set", (value,))) for value in values[1:]]
-    if not all(isinstance(value, Sets) for value in values):
-        return Named(names[0], Many("list", tuple(values)))
-    apart = _REALS in values or any(isinstance(v, Joined) and v.sign == "∖" for v in values)
-    if not joint and not apart:
-        return Many("list", tuple(items))
-    whole = values[0]
-    for value in values[1:]:
-        whole = Joined("∪" if joint == "or" else "∩", whole, value)
-    return Named(names[0], whole)
+    return gathered(spread([_statement(part) for part in filled]), joint)
 
 
 def _statement(found: Tokens) -> Answer:
     """A value, or an equation, an inequality, a membership."""
-    if found and found[0].kind == "text" and found[0].text.casefold() in _INTRODUCTIONS:
+    if found and found[0].kind == "text" and _INTRODUCTION.fullmatch(found[0].text.casefold()):
         found = found[1:]
     if found and found[0][:2] == ("op", "≈"):
         found = found[1:]
@@ -184,7 +139,7 @@ def _inequality(sides: list[Tokens], marks: list[str]) -> Answer:
 
 def _beyond(end: Tree, mark: str) -> Answer:
     if mark == "≠":
-        return Joined("∖", _REALS, Many("set", (Quantity(end),)))
+        return Joined("∖", REALS, Many("set", (Quantity(end),)))
     if mark in "<≤":
         return Span(("neg", _INFINITY), end, True, mark == "<")
     return Span(end, _INFINITY, mark == ">", True)
@@ -223,7 +178,7 @@ def value(found: Tokens) -> Answer:
 
 
 def _bracket(opening: str, inner: Tokens, closing: str) -> Answer:
-    if opening == r"\{":
+    if opening == r"\{" and closing == r"\}":
         return _set(inner)
     marks, sides = split(inner, (",", ";"))
     ends = opening + closing
@@ -255,7 +210,7 @@ def _set(inner: Tokens) -> Answer:
                 return condition.value
         raise Unread
     _, items = split(inner, (",", ";"))
-    return Many("set", tuple(_spread([_statement(item) for item in items])))
+    return Many("set", tuple(spread([_statement(item) for item in items])))
 
 
 def _text(text: str) -> Answer:
@@ -275,9 +230,13 @@ def _quantity(found: Tokens) -> Answer:
         tree, unit = tree[1], "degree"
     if unit in units.PERCENT:
         tree, unit = ("pct", tree), ""
-    alone = all((t.kind in ("sym", "const") and len(t.text) == 1) or t.text in "()" for t in shown)
-    letters = "".join(t.text for t in shown if t.text not in "()") if alone else ""
+    alone = all(_is_letter(token) or token.text in "()" for token in shown)
+    letters = "".join(t.text[-1] for t in shown if t.text not in "()") if alone else ""
     return Quantity(tree, unit, letters)
+
+
+def _is_letter(token: Token) -> bool:
+    return token.kind in ("sym", "const") and len(token.text.removeprefix("bold ")) == 1
 
 
 def _tree(found: Tokens) -> Tree:

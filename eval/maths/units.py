@@ -27,8 +27,8 @@ am
 pm
 wk week
 yr year
-mph mileperhour
-kph kmph km/h kilometerperhour
+mph
+kph kmph
 degree deg °
 $ dollar usd buck
 € euro eur
@@ -42,6 +42,7 @@ _NAMES = {
     for words in map(str.split, _SPELLINGS.strip().splitlines())
     for spelling in words
 }
+_WHOLE = {"radian": "", "mi/h": "mph", "km/h": "kph"}
 # After a number they say more than what is counted.
 _NO_UNIT = frozenset(
     "not no non none if when where for mod modulo more less than least most base remainder plus "
@@ -74,13 +75,13 @@ def unit(text: str) -> str | None:
     for word in words:
         if word in ("square", "sq", "cubic", "cu"):
             power = "2" if word[0] == "s" else "3"
+        elif word in ("per", "/") or word.isdigit():
+            found.append(word.replace("per", "/"))
         elif word.isalpha() or word in "°$€£¢":
             found.append(_name(word) + power)
             power = ""
-        elif word in "/" or word.isdigit():
-            found.append(word)
-    named = "".join(found).replace("per", "/")
-    return "" if named == "radian" else named or None
+    named = "".join(found)
+    return _WHOLE.get(named, named) if named else None
 
 
 def compatible(one: str, other: str) -> bool:

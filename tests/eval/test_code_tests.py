@@ -123,6 +123,9 @@ def test_bad_tests_are_one_line(tmp_path, capsys, tests, says):
         ("YES", "yes", False),
         ("1", "1 1", False),
         ("50000000000000000", "50000000000000001", False),
+        ("1000", "1_000", False),
+        ("1", "\u0661", False),
+        ("1e3", "1000", True),
     ],
 )
 def test_output_of_programs(wanted, given, same):
@@ -133,3 +136,6 @@ def test_values_of_functions():
     assert code_tests.same_value("[1, 2.0]", "[1.0, 2]")
     assert not code_tests.same_value("[1, 2]", "[2, 1]")
     assert not code_tests.same_value("1", "")
+    assert not code_tests.same_value("[1, {}]", "[true, {}]")
+    assert not code_tests.same_value('{"a": 0}', '{"a": false}')
+    assert code_tests.same_value('{"a": [true, 2]}', '{"a": [true, 2.0]}')
