@@ -59,10 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _one_line(before: Callable[..., Any]) -> Callable[..., Any]:
-    """Python's way to show a warning, but for ours."""
+    """Python's way to show a warning, but for ours, once each."""
+    told: set[str] = set()
 
     def show(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
         if issubclass(category, Caution):
+            if str(message) in told:
+                return
+            told.add(str(message))
             print(f"kvpolicies: caution: {message}", file=sys.stderr)
         else:
             before(message, category, *where, **options)

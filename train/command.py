@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from kvpolicies import config
-from kvpolicies.errors import UserError
+from kvpolicies.errors import UserError, caution
 from kvpolicies.train.recipe import Recipe, check_there, find, shipped
 
 
@@ -45,5 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if "figures" in known:
         figures = ", ".join(f"{name} {value:.3f}" for name, value in known["figures"].items())
         print(f"held out: {figures}")
+        if not known["figures"]["recall"] > known["figures"]["chance"]:
+            caution("the scorer keeps no more of what it should than chance does")
         print(f"{recipe.kind}(scorer={str(Path(recipe.out) / SCORER)!r}); {known['seconds']:.0f} s")
     return 0

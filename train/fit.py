@@ -1,7 +1,7 @@
 """A run: recipe in; checkpoints, logs, scorer and run.json out. The same call again continues it.
 
 OUT/run.json              recipe, versions, model, and at the end the held-out figures
-OUT/checkpoints/          the newest checkpoint: weights, optimiser, place in the data
+OUT/checkpoints/          the two newest: weights, optimiser, place in the data
 OUT/logs/                 TensorBoard and CSV, a folder for each start of the run
 OUT/figures.csv           figures by step, layer, head and budget
 OUT/scorer/               the trained scorer, for kvpop(scorer='OUT/scorer') and its like
@@ -19,21 +19,21 @@ from typing import Any
 
 import lightning
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor
 
-from kvpolicies.errors import UserError
+from kvpolicies.errors import UserError, caution
 from kvpolicies.eval import claims, models
 from kvpolicies.eval.provenance import make_folder
 from kvpolicies.learned import saving
 from kvpolicies.learned.base import config_for, relevant, sampled
 from kvpolicies.learned.scorer import Scorer
 from kvpolicies.positions import check_positions
-from kvpolicies.train import record, sources
+from kvpolicies.train import checkpoints, record, sources
 from kvpolicies.train.data import Data
 from kvpolicies.train.distill import Distill
-from kvpolicies.train.module import Frozen
+from kvpolicies.train.module import Diverged, Frozen
 from kvpolicies.train.recipe import Recipe
 
 SCORER, MODEL = "scorer", "model"
@@ -52,12 +52,20 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     out = Path(recipe.out)
     first = int(os.environ.get("LOCAL_RANK", "0")) == 0
     known = record.check(recipe) if first else None
-    if known and known.get("finished"):
+    if known and known.get("finished") and _is_whole(recipe):
         return known
     if first:
         claims.check_free(out)
-    if resume and newest(out) is None:
-        raise UserError(f"--resume: {out} holds no checkpoint to continue from")
+    finished = bool(known and known.get("finished"))
+    if (resume or finished) and (start := checkpoints.newest(out)) is None:
+        raise UserError(
+            f"{out}: the run is finished, but its scorer is gone or damaged, and so are its "
+            "checkpoints: remove the folder to train anew"
+            if finished
+            else f"--resume: {out} holds no checkpoint to continue from"
+        )
+    if finished:
+        caution(f"{out / SCORER}: gone, damaged or of an older version; made anew from {start}")
     models.check_name(recipe.model)
     records = sources.find(recipe)
     distills = recipe.recipe == "distill"
@@ -73,9 +81,29 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     make_folder(out)
     with claims.alone(out):
         known = record.begin(recipe, model, module.scorer)
-        if known["finished"]:  # by another process, meanwhile
+        if known["finished"] and _is_whole(recipe):  # by another process, meanwhile
             return known
         return _run(recipe, model, tokenizer, module, data)
+
+
+def _left(recipe: Recipe, step: int) -> str:
+    """What is left of a run whose weights after `step` steps were of no use any more."""
+    out = Path(recipe.out)
+    kept = checkpoints.before(out, step)
+    rest = "no checkpoint was written before" if kept is None else f"{kept} is from before"
+    rates = f"lr {recipe.lr:g}" + f" and base_lr {recipe.base_lr:g}" * (recipe.recipe == "distill")
+    return f"{rest}. Train below {rates}, or with a longer warmup, in another --out"
+
+
+def _is_whole(recipe: Recipe) -> bool:
+    """Whether what a finished run leaves is there, and says which weights it belongs to."""
+    folder = Path(recipe.out) / SCORER
+    try:
+        scorer = Scorer.from_pretrained(folder) if folder.is_dir() else None
+    except UserError:
+        return False
+    made = scorer is not None and "weights" in scorer.config.base
+    return made and (recipe.recipe != "distill" or (Path(recipe.out) / MODEL).is_dir())
 
 
 def _run(recipe: Recipe, model: Any, tokenizer: Any, module: Any, data: Data) -> dict[str, Any]:
@@ -85,11 +113,16 @@ def _run(recipe: Recipe, model: Any, tokenizer: Any, module: Any, data: Data) ->
     names, config = list(relevant(model)), module.scorer.config  # before a strategy wraps them
     trainer = make_trainer(recipe)
     began = time.perf_counter()
+    start = checkpoints.newest(out)
+    if start and trainer.is_global_zero:
+        checkpoints.set_aside(out, start)
     try:
-        trainer.fit(module, datamodule=data, ckpt_path=newest(out))
+        trainer.fit(module, datamodule=data, ckpt_path=start and str(start))
+        trainer.validate(module, datamodule=data, verbose=False)
     except SystemExit:  # Lightning's answer to Ctrl-C
         raise KeyboardInterrupt from None
-    trainer.validate(module, datamodule=data, verbose=False)
+    except Diverged as error:
+        raise UserError(f"{error}; {_left(recipe, error.step)}") from None
     weights = trainer.strategy.lightning_module_state_dict()
     if trainer.is_global_zero:
         if distills:
@@ -130,17 +163,6 @@ def part_of(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
 
 
-def newest(out: Path) -> str | None:
-    """The checkpoint of the most steps, if there is one."""
-    found = sorted((out / "checkpoints").glob("step=*.ckpt"), key=_steps)
-    return str(found[-1]) if found else None
-
-
-def _steps(path: Path) -> int:
-    digits = path.stem.removeprefix("step=")
-    return int(digits) if digits.isdigit() else -1
-
-
 def make_trainer(recipe: Recipe) -> lightning.Trainer:
     """Lightning's trainer for the recipe; it says nothing that is not about this run."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
@@ -150,13 +172,8 @@ def make_trainer(recipe: Recipe) -> lightning.Trainer:
     out, distills = Path(recipe.out), recipe.recipe == "distill"
     kind, _, number = recipe.device.partition(":")
     csv = CSVLogger(str(out / "logs"), name="csv", flush_logs_every_n_steps=recipe.log_every)
+    kept = checkpoints.saving(out, recipe.checkpoint_every)
     board = TensorBoardLogger(str(out / "logs"), name="tensorboard")
-    checkpoints = ModelCheckpoint(
-        out / "checkpoints",
-        filename="{step}",
-        every_n_train_steps=recipe.checkpoint_every,
-        save_on_train_epoch_end=False,
-    )
     return lightning.Trainer(
         accelerator=kind,
         devices=[int(number)] if number else recipe.devices,
@@ -169,7 +186,7 @@ def make_trainer(recipe: Recipe) -> lightning.Trainer:
         num_sanity_val_steps=0,
         log_every_n_steps=recipe.log_every,
         logger=[csv, board],
-        callbacks=[checkpoints, TQDMProgressBar(refresh_rate=1)],
+        callbacks=[kept, TQDMProgressBar(refresh_rate=1)],
         default_root_dir=out,
         enable_model_summary=False,
         use_distributed_sampler=False,

@@ -15,6 +15,7 @@ import lightning
 import torch
 from torch import Tensor, nn
 
+from kvpolicies.errors import UserError
 from kvpolicies.learned.scorer import Scorer
 from kvpolicies.train.figures import Figures
 from kvpolicies.train.objective import Objective, Parts, comparable, decay_of, figures, held
@@ -30,6 +31,14 @@ class Pace(NamedTuple):
     """The highest rate."""
     share: Callable[[int], float]
     """Of it, at an optimiser step."""
+
+
+class Diverged(UserError):
+    """Training that is of no use any more: the weights after `step` steps gave no finite number."""
+
+    def __init__(self, what: str, step: int):
+        super().__init__(f"training diverged: {what} is not finite after step {step}")
+        self.step = step
 
 
 class Frozen(lightning.LightningModule):
@@ -115,7 +124,13 @@ class Frozen(lightning.LightningModule):
         self.teacher.teach(batch["tokens"], batch["documents"], self.judge)
 
     def judge(self, lesson: Lesson) -> None:
-        """Adds a layer's figures."""
+        """Adds a layer's figures.
+
+        Raises:
+            Diverged: for a score that is not finite.
+        """
+        if not bool(lesson.scores(self.scorer).isfinite().all()):
+            raise Diverged("a held-out score", self.global_step)
         self.figures.add(lesson.layer, figures(self.recipe, self.scorer, lesson))
 
     def on_validation_epoch_end(self) -> None:
@@ -146,12 +161,18 @@ class Frozen(lightning.LightningModule):
         }
 
     def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
-        """By norm; a sharded module knows how to."""
+        """By norm; a sharded module knows how to.
+
+        Raises:
+            Diverged: for a norm that is not finite, on all devices alike: nothing was changed yet.
+        """
         wrapped = self.trainer.strategy.model
         if hasattr(wrapped, "clip_grad_norm_"):
-            wrapped.clip_grad_norm_(self.recipe.clip)  # type: ignore[operator, union-attr]
+            norm: Any = wrapped.clip_grad_norm_(self.recipe.clip)  # type: ignore[operator, union-attr]
         else:
-            torch.nn.utils.clip_grad_norm_(self.parameters(), self.recipe.clip)
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters(), self.recipe.clip)
+        if not math.isfinite(float(norm)):
+            raise Diverged("the gradient", self.global_step)
 
 
 def at(scorer: Scorer, name: str) -> Tensor:

@@ -34,6 +34,8 @@ WORDS = {
     "dtype": ("float32", "bfloat16"),
     "strategy": ("auto", "ddp", "fsdp"),
 }
+# No weight is of use after a step of that size.
+HIGHEST = 1e6
 # What may differ between a run and the one that continues it.
 FREE = ("out", "devices", "strategy", "device", "workers", "log_every")
 
@@ -151,6 +153,9 @@ def _check_numbers(recipe: Recipe) -> None:
     for name in ("lr", "base_lr", "clip", "tau"):
         if not 0 < getattr(recipe, name) < float("inf"):
             raise UserError(f"{name} must be above 0, got {getattr(recipe, name)}")
+    for name in ("lr", "base_lr"):
+        if getattr(recipe, name) > HIGHEST:
+            raise UserError(f"{name} must be at most {HIGHEST:g}, got {getattr(recipe, name)}")
 
 
 def check_there(recipe: Recipe) -> None:
