@@ -217,7 +217,7 @@ def test_sparse_targets_change_what_the_scorer_learns() -> None:
 
 
 @pytest.mark.timeout(120)
-def test_a_run_brings_the_student_nearer_and_ships_both(tmp_path) -> None:
+def test_a_run_brings_the_student_nearer_and_ships_both(tmp_path, capsys) -> None:
     pytest.importorskip("lightning")
     out = tmp_path / "run"
     given = {
@@ -237,3 +237,8 @@ def test_a_run_brings_the_student_nearer_and_ships_both(tmp_path) -> None:
     prompt = "ledger bob 7 ann 3 plan #1 ann #2 bob #3 answer go"
     policy = f"kvpop_mlp(scorer={str(out / 'scorer')!r})"
     assert main([*command, prompt, "--policy", policy, "--max-new-tokens", "8"]) == 0
+    # Of the model as it was before, whose config is the same, the scorer is not.
+    command[2] = "embedded"
+    capsys.readouterr()
+    assert main([*command, prompt, "--policy", policy, "--max-new-tokens", "8"]) == 2
+    assert "of this config with other weights: " in capsys.readouterr().err

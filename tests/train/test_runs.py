@@ -157,7 +157,10 @@ def test_a_run_writes_what_it_was(unbroken: Path) -> None:
         (str(n), str(h)) for n in range(4) for h in (0, 1)
     }
     assert {x["step"] for x in lines} == {"14"}
-    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step=12.ckpt", "step=8.ckpt"]
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [
+        "step=12.ckpt",
+        "step=8.ckpt",
+    ]
     assert list((run / "logs" / "tensorboard").glob("version_*/events*"))
 
 
