@@ -136,7 +136,7 @@ def test_a_scorer_that_judges_nothing_is_not_written(
 
     def spoil(self: Frozen) -> None:
         with torch.no_grad():
-            self.scorer.nets["2"].second_bias.fill_(float("inf"))
+            dict(self.scorer.named_parameters())["nets.2.second_bias"].fill_(float("inf"))
 
     monkeypatch.setattr(Frozen, "on_train_end", spoil)
     assert main(["train", str(recipe(tmp_path, steps=2, checkpoint_every=1))]) == 2
