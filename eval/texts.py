@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvpolicies.eval.prompts import Request
-from kvpolicies.eval.serve.text import Detokenizer
 from kvpolicies.eval.study import Study
 from kvpolicies.generation import Generation
+from kvpolicies.models.text import Detokenizer
 from kvpolicies.trace import EvictionTrace
 
 KEY = "held"

@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
     config = from_args(Deployment, args, values, args.config or "")
     serving = from_args(Serving, args)
     _check(config)
-    from kvpolicies.eval.serve.running import address, is_loopback, listen
-    from kvpolicies.eval.serve.running import run as run_server
+    from kvpolicies.serve.running import address, is_loopback, listen
+    from kvpolicies.serve.running import run as run_server
 
     serving = replace(serving, name=_name(config, serving), api_key=_key(serving))
     with listen(serving.host, serving.port) as sock, ExitStack() as stack:
@@ -129,7 +129,7 @@ def _key(serving: Serving) -> str:
 
 
 def _access(serving: Serving, loopback: bool) -> Any:
-    from kvpolicies.eval.serve.guard import Access
+    from kvpolicies.serve.guard import Access
 
     names = [serving.host, *serving.allow_hosts]
     if not loopback:
@@ -145,7 +145,7 @@ def _access(serving: Serving, loopback: bool) -> Any:
 def _loaded(config: Deployment, own: Serving, stack: ExitStack) -> tuple[Any, Any]:
     """(encoder of prompts, engine, which holds the cache until the stack is closed)."""
     from kvpolicies.eval.models import load, stop_tokens
-    from kvpolicies.eval.serve.prompts import Encoder, Lengths
+    from kvpolicies.serve.prompts import Encoder, Lengths
     from kvpolicies.serving import serving
 
     model, tokenizer = load(config.model, config.dtype, config.device)
@@ -181,10 +181,10 @@ def _described(config: Deployment, engine: Any) -> str:
 
 
 def _served(config: Deployment, own: Serving, access: Any, encoder: Any, engine: Any) -> Any:
-    from kvpolicies.eval.serve.app import Served
-    from kvpolicies.eval.serve.metrics import Metrics
-    from kvpolicies.eval.serve.service import Service
     from kvpolicies.sampling import Sampling
+    from kvpolicies.serve.app import Served
+    from kvpolicies.serve.metrics import Metrics
+    from kvpolicies.serve.service import Service
 
     return Served(
         service=Service(engine, Metrics(), own.queue),

@@ -37,8 +37,8 @@ ASKED = "What is 6 * 7?<|end|>"
 @pytest.mark.parametrize(("template", "form"), FORMS)
 def test_studies_and_deployments_ask_the_same(template: str | None, form: dict[str, Any]) -> None:
     pytest.importorskip("fastapi")
-    from kvpolicies.eval.serve.bodies import ChatBody, TextBody
-    from kvpolicies.eval.serve.prompts import Encoder, Lengths
+    from kvpolicies.serve.bodies import ChatBody, TextBody
+    from kvpolicies.serve.prompts import Encoder, Lengths
 
     tokenizer = of_bytes(template)
     study = Study(model="m", task="math500", data="-", **form)

@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from kvpolicies.eval import embedded
-from kvpolicies.eval.serve.app import Served, make_app
-from kvpolicies.eval.serve.guard import Access
-from kvpolicies.eval.serve.metrics import Metrics
-from kvpolicies.eval.serve.prompts import Encoder, Lengths
-from kvpolicies.eval.serve.service import Service
 from kvpolicies.models.form import Form
 from kvpolicies.sampling import Sampling
+from kvpolicies.serve.app import Served, make_app
+from kvpolicies.serve.guard import Access
+from kvpolicies.serve.metrics import Metrics
+from kvpolicies.serve.prompts import Encoder, Lengths
+from kvpolicies.serve.service import Service
 from kvpolicies.serving import Engine, serving
 
 LENGTH = 200

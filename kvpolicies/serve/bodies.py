@@ -18,9 +18,9 @@ from pydantic import (
 )
 from pydantic_core import from_json
 
-from kvpolicies.eval.serve.errors import ApiError
-from kvpolicies.eval.serve.fields import check_others
 from kvpolicies.sampling import COLDEST, Sampling
+from kvpolicies.serve.errors import ApiError
+from kvpolicies.serve.fields import check_others
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
 STOPS, STOP_LENGTH, MESSAGES = 4, 256, 4096

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -14,8 +13,10 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from kvpolicies.eval.serve.bodies import ChatBody, TextBody, parse
-from kvpolicies.eval.serve.errors import ApiError
+from pydantic import ValidationError
+
+from kvpolicies.serve.bodies import ChatBody, TextBody, parse
+from kvpolicies.serve.errors import ApiError
 from tests.support.apps import app, engine
 from tests.support.asgi import ask
 
@@ -222,7 +223,7 @@ def test_a_model_may_have_slashes_in_its_name(made: Any) -> None:
     async def scenario() -> None:
         from dataclasses import replace
 
-        from kvpolicies.eval.serve.app import make_app
+        from kvpolicies.serve.app import make_app
 
         async with app(*made) as (_, served):
             own = make_app(replace(served, model="Qwen/Qwen3-4B"))
@@ -234,22 +235,21 @@ def test_a_model_may_have_slashes_in_its_name(made: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
-        (TextBody, {"prompt": [1] * 200_000 + ["x"]}),
-        (TextBody, {"prompt": [None] * 200_000}),
-        (TextBody, {"prompt": [["x"]] * 100_000}),
-        (ChatBody, {"messages": [{}] * 200_000}),
-        (ChatBody, {"messages": [user("")] * 28_000}),
-        (ChatBody, {"messages": [user([1] * 300_000)]}),
-        (ChatBody, {"messages": [user([{"type": "x"}] * 60_000)]}),
+        (TextBody, {"prompt": [1] * 999 + ["x"] * 999}),
+        (TextBody, {"prompt": ["x"] * 999 + [1] * 999}),
+        (TextBody, {"prompt": [None] * 999}),
+        (TextBody, {"prompt": [["x"]] * 999}),
+        (TextBody, {"prompt": "ann", "stop": [1] * 999}),
+        (ChatBody, {"messages": [{}] * 999}),
+        (ChatBody, {"messages": [user("")] * 9999}),
+        (ChatBody, {"messages": [user([1] * 999)]}),
+        (ChatBody, {"messages": [user([{"type": "x"}] * 999)]}),
     ],
 )
-def test_a_large_bad_body_is_refused_at_its_first_fault(kind: Any, body: Any) -> None:
-    """It took seconds of everybody's time to collect the faults of a megabyte."""
-    data = json.dumps(body).encode()
-    begin = time.process_time()
-    json.loads(data)
-    plain = time.process_time() - begin
-    begin = time.process_time()
+def test_a_bad_body_is_refused_at_its_first_fault(kind: Any, body: Any) -> None:
+    """Collecting the faults of a megabyte took seconds of everybody's time."""
+    with pytest.raises(ValidationError) as refused:
+        kind.model_validate(body)
+    assert refused.value.error_count() <= 2  # a message lacks two fields
     with pytest.raises(ApiError):
-        parse(kind, data)
-    assert time.process_time() - begin < 0.3 + 4 * plain
+        parse(kind, json.dumps(body).encode())

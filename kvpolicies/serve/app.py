@@ -13,14 +13,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from kvpolicies.eval.serve.answers import Cancelled, Form, pieces
-from kvpolicies.eval.serve.bodies import Body, ChatBody, TextBody, parse
-from kvpolicies.eval.serve.errors import OUTCOMES, ApiError, response
-from kvpolicies.eval.serve.guard import Access
-from kvpolicies.eval.serve.prompts import Encoder
-from kvpolicies.eval.serve.service import Service
-from kvpolicies.eval.serve.text import Writer
+from kvpolicies.models.text import Writer
 from kvpolicies.sampling import Sampling
+from kvpolicies.serve.answers import Cancelled, Form, pieces
+from kvpolicies.serve.bodies import Body, ChatBody, TextBody, parse
+from kvpolicies.serve.errors import OUTCOMES, ApiError, response
+from kvpolicies.serve.guard import Access
+from kvpolicies.serve.prompts import Encoder
+from kvpolicies.serve.service import Service
 
 BODY_SECONDS = 30
 """A body must have arrived by then."""

@@ -12,7 +12,7 @@ from kvpolicies.errors import UserError
 
 pytest.importorskip("fastapi")
 
-from kvpolicies.eval.serve.guard import Access
+from kvpolicies.serve.guard import Access
 from tests.support.apps import app, engine
 from tests.support.asgi import Answer, ask
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvpolicies.errors import nearest
-from kvpolicies.eval.serve.errors import ApiError
+from kvpolicies.serve.errors import ApiError
 
 # Change nothing in the answer.
 IGNORED = {

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvpolicies.eval.serve.errors import ApiError
-from kvpolicies.eval.serve.service import Service, Ticket
-from kvpolicies.eval.serve.text import Writer
+from kvpolicies.models.text import Writer
+from kvpolicies.serve.errors import ApiError
+from kvpolicies.serve.service import Service, Ticket
 
 
 @dataclass(frozen=True)

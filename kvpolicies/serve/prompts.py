@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval.serve.bodies import Body, ChatBody, TextBody
-from kvpolicies.eval.serve.errors import ApiError
 from kvpolicies.models.form import Form
 from kvpolicies.models.prompts import Message, Prompts, user
+from kvpolicies.serve.bodies import Body, ChatBody, TextBody
+from kvpolicies.serve.errors import ApiError
 
 CHARS_A_TOKEN = 16
 """Of the longest prompt that is tokenised at all. English has 4 to 5, indented code 8."""

@@ -13,11 +13,11 @@ from kvpolicies.eval import embedded
 
 pytest.importorskip("fastapi")
 
-from kvpolicies.eval.serve.app import _unless_gone
-from kvpolicies.eval.serve.bodies import ChatBody, TextBody
-from kvpolicies.eval.serve.errors import ApiError
-from kvpolicies.eval.serve.prompts import SHORT, Encoder, Lengths
 from kvpolicies.models.form import Form
+from kvpolicies.serve.app import _unless_gone
+from kvpolicies.serve.bodies import ChatBody, TextBody
+from kvpolicies.serve.errors import ApiError
+from kvpolicies.serve.prompts import SHORT, Encoder, Lengths
 from tests.support.apps import LENGTH, app, engine
 from tests.support.asgi import ask
 from tests.support.tokenizers import smollm2

@@ -15,8 +15,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval.serve.app import Served, make_app
-from kvpolicies.eval.serve.errors import ApiError, response
+from kvpolicies.serve.app import Served, make_app
+from kvpolicies.serve.errors import ApiError, response
 
 HEADER_SECONDS = 30
 """A request's headers must have arrived by then."""

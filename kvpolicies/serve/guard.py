@@ -17,7 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval.serve.errors import ApiError, response
+from kvpolicies.serve.errors import ApiError, response
 
 ANY = "*"
 OPEN = ("/health",)

@@ -18,10 +18,10 @@ import torch
 
 from kvpolicies.admission import Request
 from kvpolicies.errors import UserError
-from kvpolicies.eval.serve.errors import ApiError, retry_later
-from kvpolicies.eval.serve.metrics import Metrics
 from kvpolicies.loop import Event
 from kvpolicies.sampling import Sampling
+from kvpolicies.serve.errors import ApiError, retry_later
+from kvpolicies.serve.metrics import Metrics
 from kvpolicies.serving import Engine
 
 
