@@ -13,6 +13,7 @@ from kvpolicies.eval.pairs import Pair
 from kvpolicies.eval.power import POINTS, Power
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import Summary
+from kvpolicies.files import write_text
 
 NAME = "summary.json"
 
@@ -49,7 +50,7 @@ def write(folder: Path, study: Study, found: Analysis) -> None:
         "controls": controls.MEANINGS if any(cell.controls for cell in found.cells) else {},
     }
     text = json.dumps(_finite(content), indent=1, ensure_ascii=False, allow_nan=False)
-    (folder / NAME).write_text(text + "\n", encoding="utf-8")
+    write_text(folder / NAME, text + "\n")
 
 
 def _finite(value: Any) -> Any:

@@ -51,7 +51,7 @@ def _draw(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from kvpolicies.eval.plots import MARKERS
+    from kvpolicies.eval.plots import LIGHT, MARKERS, save
 
     figure = Figure(figsize=(8.2, 4.6), dpi=140, layout="constrained")
     FigureCanvasAgg(figure)
@@ -66,4 +66,4 @@ def _draw(
         axes.set_yscale("log")
     axes.grid(axis="y", alpha=0.4)
     axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path, metadata={"Software": None})
+    save(figure, path, LIGHT["paper"])

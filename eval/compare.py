@@ -14,19 +14,21 @@ folder, share the work.
 """
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kvpolicies import config
+from kvpolicies import config, streams
 from kvpolicies.errors import UserError
-from kvpolicies.eval import asked, claims, foreword, launch, lookahead, report, terminal
-from kvpolicies.eval.preparing import Kept, prepare
-from kvpolicies.eval.run import run_prepared
+from kvpolicies.eval import asked, claims, launch, terminal
+from kvpolicies.eval.preparing import Kept, check, prepare
 from kvpolicies.eval.study import Study, read_study, shipped
-from kvpolicies.eval.summary import Summary
+
+if TYPE_CHECKING:
+    from kvpolicies.eval.summary import Summary
+    from kvpolicies.eval.tasks import Problem
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,24 +45,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the studies, writes their reports, prints their tables. Returns the exit status."""
-    studies = chosen(args)
+    studies, found = chosen(args), []
+    for where, study in studies:
+        with _named(where):
+            found.append(check(study))
+    every = list(zip(studies, found, strict=True))
+    if launch.here().leads:
+        told = (f"{study.task} on {study.model}, {len(own)} problems" for (_, study), own in every)
+        streams.tell(f"compare: {'; '.join(told)}: loading ...")
     with Kept() as kept:
         if len(studies) > 1:  # nothing wrong with the last may come up after hours of the first
-            for where, study in studies:
+            for (where, study), own in every:
                 with _named(where):
-                    prepare(study, kept)
-        for where, study in studies:
-            _run(where, study, kept)
+                    prepare(study, kept, own)
+        for (where, study), own in every:
+            _run(where, study, own, kept)
     return 0
 
 
-def _run(where: str, study: Study, kept: Kept) -> None:
+def _run(where: str, study: Study, problems: "list[Problem]", kept: Kept) -> None:
     """One study; what it held is free when it is done."""
     with _named(where):
-        ready = prepare(study, kept)
+        ready = prepare(study, kept, problems)
+    from kvpolicies.eval import foreword, report
+    from kvpolicies.eval.run import run_prepared
+
     if launch.here().leads:
         for sentence in asked.cautions(ready.asked):
-            print(f"kvpolicies: {sentence}", file=sys.stderr)
+            streams.say(sentence)
     folder, study = run_prepared(ready), ready.study
     if not launch.here().leads:
         return
@@ -96,7 +108,7 @@ def chosen(args: argparse.Namespace) -> list[tuple[str, Study]]:
     studies = []
     for name in args.study:
         with _named(name):
-            study = config.from_args(Study, args, *read_study(name)).resolved()
+            study = config.from_args(Study, args, *read_study(name))
         if args.out is not None:
             study = replace(study, out=str(Path(args.out) / Path(name).stem))
         studies.append((name, study))
@@ -107,8 +119,10 @@ def chosen(args: argparse.Namespace) -> list[tuple[str, Study]]:
     return studies
 
 
-def print_table(study: Study, summaries: Sequence[Summary]) -> None:
+def print_table(study: Study, summaries: "Sequence[Summary]") -> None:
     """The study's table on standard output; entries fold where a terminal is narrow."""
+    from kvpolicies.eval import lookahead, report
+
     headings, lines = report.table(study, summaries)
     title = f"{study.task} on {study.model} (95 % intervals)"
     terminal.print_table(title, headings, lines, sections=True)

@@ -9,12 +9,15 @@ follows from it.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from kvpolicies.decoding import Generation
 from kvpolicies.errors import UserError
 from kvpolicies.eval.measures import Row
 from kvpolicies.eval.results import Key
 from kvpolicies.registry import resolve
+
+if TYPE_CHECKING:
+    from kvpolicies.generation import Generation
 
 REPLAYS = "replays full's tokens"
 LOOKS_AHEAD = "looks ahead"
@@ -51,7 +54,7 @@ def tokens_of(rows: Sequence[Row], keys: Sequence[Key]) -> list[list[int]]:
     return [found[key] for key in keys]
 
 
-def as_chosen(made: Generation, stops: Sequence[int]) -> Generation:
+def as_chosen(made: "Generation", stops: Sequence[int]) -> "Generation":
     """A forced generation as its own choices, which end where a stop token was chosen."""
     ends = [i for i, token in enumerate(made.choices) if token in stops]
     if ends:

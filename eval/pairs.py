@@ -6,13 +6,13 @@ pairs of the study, so that calling every pair with `p_holm` < 0.05 different is
 at most 5 % of studies whose policies are alike.
 """
 
-import csv
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median_low
 
+from kvpolicies import files
 from kvpolicies.eval import power, stats
 from kvpolicies.eval.measures import Measure, Row
 from kvpolicies.eval.power import Power, Spread
@@ -95,13 +95,12 @@ def write_csv(path: Path, pairs: Sequence[Pair]) -> None:
     """pairs.csv, one line a pair; `detectable` is empty where it is not known."""
     columns = ("measure", "policy_a", "policy_b", "budget", "problems", "samples", "difference",
                "low", "high", "p", "p_holm", "detectable")  # fmt: skip
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        for pair in pairs:
-            head = (pair.measure, pair.a, pair.b, pair.budget, pair.problems, pair.samples)
-            numbers = (*pair.difference, pair.p, pair.p_holm, pair.detectable)
-            writer.writerow([*head, *("" if math.isnan(x) else f"{x:.6g}" for x in numbers)])
+    lines: list[Sequence[object]] = [columns]
+    for pair in pairs:
+        head = (pair.measure, pair.a, pair.b, pair.budget, pair.problems, pair.samples)
+        numbers = (*pair.difference, pair.p, pair.p_holm, pair.detectable)
+        lines.append([*head, *("" if math.isnan(x) else f"{x:.6g}" for x in numbers)])
+    files.write_csv(path, lines)
 
 
 def _key(policy: str, budget: str) -> tuple[str, str]:

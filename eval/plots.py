@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kvpolicies import files
 from kvpolicies.eval.measures import Measure
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import Summary
@@ -44,7 +45,14 @@ def against_budget(study: Study, summaries: Sequence[Summary]) -> dict[str, Draw
 
 def data_uri(path: Path) -> str:
     """A PNG as text that stands inside a page."""
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+    return "data:image/png;base64," + base64.b64encode(files.read_bytes(path)).decode()
+
+
+def save(figure: Any, path: Path, paper: str) -> None:
+    """Writes a figure as PNG, whole or not at all."""
+    made = io.BytesIO()
+    figure.savefig(made, format="png", facecolor=paper, metadata={"Software": None})
+    files.write_bytes(path, made.getvalue())
 
 
 def lines(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
@@ -88,7 +96,7 @@ def _both(path: Path, name: str, draw: Draw) -> str:
         axes = figure.add_subplot(facecolor=LIGHT["paper"])
         draw(axes, colours=LIGHT)
         _dress(axes, LIGHT)
-        figure.savefig(path, facecolor=LIGHT["paper"], metadata={"Software": None})
+        save(figure, path, LIGHT["paper"])
         text = io.StringIO()
         figure.savefig(text, format="svg", facecolor=LIGHT["paper"], metadata={"Date": None})
     return _for_a_page(text.getvalue())

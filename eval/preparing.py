@@ -1,11 +1,13 @@
-"""Before a study runs: all that can be wrong with it is found here, and nothing is written."""
+"""Before a study runs: all that can be wrong with it is found here, and nothing is written.
+
+What can be told without torch is told first, and without its import: `check`.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from kvpolicies.adapter import inspect_model
-from kvpolicies.admission import asked_for
 from kvpolicies.errors import UserError
 from kvpolicies.eval import asked, launch, models, prompts, provenance
 from kvpolicies.eval.launch import Group
@@ -59,22 +61,23 @@ class Kept:
         return self._made
 
 
-def prepare(study: Study, kept: Kept) -> Prepared:
+def prepare(study: Study, kept: Kept, problems: list[Problem] | None = None) -> Prepared:
     """Loads problems and model, and tries every policy and budget on them. Writes nothing.
 
     Args:
         kept: of all studies that are prepared one after another.
+        problems: what `check` found, where it was asked before.
 
     Raises:
         UserError: anything wrong with the input, before a model is loaded where it can be known.
     """
-    study = study.resolved()
+    problems = check(study) if problems is None else problems
     place = launch.here()
     group = launch.Group(study.tensor_parallel, place)
-    problems = study.entry.load(study)
-    models.check_name(study.model)
-    models.check_device(study.device)
+    study = study.resolved()
     provenance.check_folder(study, problems)
+    from kvpolicies.adapter import inspect_model
+
     model, tokenizer = kept.load(study, launch.device(study.device, place), group)
     for name in study.policies:
         inspect_model(model, policy := resolve(name))
@@ -88,8 +91,24 @@ def prepare(study: Study, kept: Kept) -> Prepared:
     return Prepared(study, group, problems, model, tokenizer, requests, told)
 
 
+def check(study: Study) -> list[Problem]:
+    """The problems of a study that is not resolved yet, after a look at all but its model.
+
+    Raises:
+        UserError: anything wrong with the input that can be told without torch.
+    """
+    study.check()
+    launch.Group(study.tensor_parallel, launch.here())
+    models.check_name(study.model)
+    models.check_device(study.device)
+    provenance.check_makeable(Path(study.out))
+    return study.entry.load(replace(study, problems=study.problems or study.entry.problems))
+
+
 def check_budgets(study: Study, requests: Sequence[Request]) -> None:
     """Raises UserError if a budget is impossible for a request, or for a policy with it."""
+    from kvpolicies.admission import asked_for
+
     policies = [resolve(name) for name in study.policies]
     for budget in map(study.budget_spec, study.budgets):
         for request in requests:

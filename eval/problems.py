@@ -16,6 +16,7 @@ from kvpolicies.config import option
 from kvpolicies.errors import UserError
 from kvpolicies.eval import code_tests
 from kvpolicies.eval import ledger as ledgers
+from kvpolicies.files import parse_json, read_lines
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,7 @@ def read_problems(
         UserError: no such file, a line that is no JSON object, a key missing or empty, an id
             given twice; each names the file and the line.
     """
-    try:
-        # Not splitlines: a raw U+2028 inside a JSON string is no end of line.
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise UserError(f"data file {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"data file {path}: not UTF-8 text") from None
+    lines = read_lines(path, "data file")
     wheres = ((f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip())
     records = ((where, _record(line, where, keys)) for where, line in wheres)
     problems = problems_of(records, keys, columns or Columns())  # all: a fault is found now
@@ -107,12 +102,7 @@ def fingerprint(problems: Sequence[Problem]) -> str:
 
 
 def _record(line: str, where: str, keys: Sequence[str]) -> Mapping[str, Any]:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: malformed JSON ({error.msg}, column {error.colno})") from None
-    except (ValueError, RecursionError) as error:  # endless numbers, endless brackets
-        raise UserError(f"{where}: malformed JSON ({type(error).__name__})") from None
+    record = parse_json(line, where)
     if not isinstance(record, Mapping):
         raise UserError(f"{where}: expected a JSON object with {', '.join(keys)}")
     return record

@@ -5,7 +5,6 @@ folder. A run resumed on another machine, or with other versions, adds an entry 
 """
 
 import hashlib
-import json
 import os
 import platform
 import subprocess
@@ -19,6 +18,7 @@ from kvpolicies.eval import claims
 from kvpolicies.eval.claims import Claims
 from kvpolicies.eval.results import shards
 from kvpolicies.eval.tasks import Problem, fingerprint
+from kvpolicies.files import make_folder, naming, read_json, write_json
 
 NAME = "run.json"
 PROMPTS = "prompts"
@@ -39,13 +39,18 @@ class Asked(Protocol):
         ...
 
 
+_KINDS = {
+    "study": dict, "problems_fingerprint": str, "problems": int, "model": dict,
+    "environments": list,
+}  # fmt: skip
+_WRITTEN = (".json", ".jsonl", ".html", ".csv", ".tex", ".png", ".lock", ".safetensors")
 _PACKAGES = ("kvpolicies", "torch", "transformers", "numpy", "scipy", "sympy")
 
 
 def check_folder(study: Asked, problems: Sequence[Problem]) -> None:
     """Reads only. Raises UserError if `study.out` holds anything but this study's own results."""
     out = Path(study.out)
-    _check_makeable(out)
+    check_makeable(out)
     if not (out / NAME).exists():
         if there := shards(out):
             raise UserError(
@@ -53,10 +58,12 @@ def check_folder(study: Asked, problems: Sequence[Problem]) -> None:
             )
         return
     try:
-        known = json.loads((out / NAME).read_text())
-        before = {**known["study"], "fingerprint": known["problems_fingerprint"]}
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"--out {out}: {NAME} cannot be read; choose another folder") from None
+        known = read_record(out)
+    except UserError as error:
+        raise UserError(
+            f"--out {out}: {NAME} cannot be read; choose another folder ({error})"
+        ) from None
+    before = {**known["study"], "fingerprint": known["problems_fingerprint"]}
     now = {**study.identity(), "fingerprint": fingerprint(problems)}
     changed = [key for key in now if before.get(key) != now[key]]
     if changed:
@@ -67,17 +74,46 @@ def check_folder(study: Asked, problems: Sequence[Problem]) -> None:
         raise UserError(f"--out {out}: holds another study; different: {what}")
 
 
-def _check_makeable(out: Path) -> None:
-    """Refuses, before a model is loaded, a folder that cannot be."""
-    try:
+def read_record(folder: Path) -> dict[str, Any]:
+    """run.json of a study or an analysis, with parts of the right kinds.
+
+    Raises:
+        UserError: it is not there, no JSON, or no such record.
+    """
+    record = read_json(folder / NAME)
+    if not isinstance(record, dict):
+        raise UserError(f"{folder / NAME}: not the record of a study")
+    for key, kind in _KINDS.items():
+        if not isinstance(record.get(key), kind):
+            raise UserError(f"{folder / NAME}: not the record of a study (its {key!r})")
+    asked = record.get(PROMPTS) or {"form": {}, "chat_template": ""}
+    if not all(isinstance(entry, dict) for entry in record["environments"]):
+        raise UserError(f"{folder / NAME}: not the record of a study (its 'environments')")
+    if not isinstance(asked, dict) or not isinstance(asked.get("form"), dict):
+        raise UserError(f"{folder / NAME}: not the record of a study (its {PROMPTS!r})")
+    if not isinstance(asked.get("chat_template"), str):
+        raise UserError(f"{folder / NAME}: not the record of a study (its {PROMPTS!r})")
+    return record
+
+
+def check_makeable(out: Path, flag: str = "--out") -> None:
+    """Refuses, before a model is loaded, a folder of results that cannot be, or not be written to.
+
+    Args:
+        flag: the option that named it, the first words of an error.
+
+    Raises:
+        UserError: for either; for a folder in it that has the name of a file.
+    """
+    with naming(out, flag, "cannot be made: "):
         there = next(p for p in (out, *out.absolute().parents) if p.exists())
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"--out {str(out)[:80]}: cannot be made ({reason})") from None
+        inside = [p for p in there.iterdir() if p.is_dir()] if there == out else []
     if not there.is_dir():
-        raise UserError(f"--out {out}: {there} is a file, not a folder")
+        raise UserError(f"{flag} {out}: {there} is a file, not a folder")
     if not os.access(there, os.W_OK):
-        raise UserError(f"--out {out}: {there} is not writable")
+        raise UserError(f"{flag} {out}: {there} is not writable")
+    if folders := [p.name for p in inside if p.suffix in _WRITTEN]:
+        raise UserError(f"{flag} {out}: {folders[0]} is a folder, where a file is to be written")
 
 
 def open_folder(
@@ -96,7 +132,7 @@ def open_folder(
             another form; nothing of it is touched.
     """
     out = Path(study.out)
-    make_folder(out)
+    make_folder(out, "--out")
     with Claims(out) as held:  # of several processes that start at once, one writes
         held.wait(claims.FOLDER)
         check_folder(study, problems)
@@ -121,8 +157,8 @@ def _record(
         "environments": [],
     }
     if path.exists():
-        record = json.loads(path.read_text())
-        if record.get("model") != model_info or "environments" not in record:
+        record = read_record(path.parent)
+        if record["model"] != model_info:
             raise UserError(
                 f"--out {path.parent}: its results are those of other weights of {study.model}"
             )
@@ -130,9 +166,7 @@ def _record(
     if here not in record["environments"] or record.get(PROMPTS) != asked:
         record["environments"] += [here] if here not in record["environments"] else []
         record[PROMPTS] = asked
-        half = path.with_suffix(".json.part")
-        half.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-        os.replace(half, path)
+        write_json(path, record)
 
 
 def _check_form(out: Path, before: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
@@ -143,19 +177,6 @@ def _check_form(out: Path, before: dict[str, Any] | None, now: dict[str, Any] | 
                 f"--out {out}: its prompts had another {key.replace('_', ' ')}: {before.get(key)}, "
                 f"now {now[key]}; choose another folder"
             )
-
-
-def make_folder(out: Path) -> None:
-    """Makes the folder of results.
-
-    Raises:
-        UserError: if it cannot be, or is no folder that one can write to.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"--out {str(out)[:80]}: cannot be made ({reason})") from None
 
 
 def environment() -> dict[str, Any]:

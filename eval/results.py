@@ -11,6 +11,7 @@ for appending again; a broken line anywhere else is an error, since no run of ou
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 from kvpolicies.errors import UserError
 from kvpolicies.eval import claims
 from kvpolicies.eval.claims import Claims
+from kvpolicies.files import naming, read_bytes, writing
 
 NAME = "results.jsonl"
 FULL = "full"
@@ -47,7 +49,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         UserError: a line that is no result row, or repeats one (its number is named).
     """
     rows, seen = [], set()
-    for number, line in enumerate(whole_lines(path.read_bytes()), 1):
+    for number, line in enumerate(whole_lines(read_bytes(path)), 1):
         row = _row(line, f"{path}:{number}")
         if Key.of(row) in seen:
             raise UserError(f"{path}:{number}: not a result row; move the file away")
@@ -112,7 +114,8 @@ class Results:
         trace: TracebackType | None,
     ) -> None:
         if self._file:
-            self._file.close()
+            with suppress(OSError):  # on a full disk, which a row was refused for before
+                self._file.close()
         self.claims.__exit__(kind, error, trace)
 
     def __contains__(self, key: Key) -> bool:
@@ -142,9 +145,10 @@ class Results:
         if Key.of(row) in self.keys:
             return False
         if self.writes:
-            self._file = self._file or self._own_file()
-            self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-            self._file.flush()
+            with naming(self.folder / NAME, doing="cannot be written: "):
+                self._file = self._file or self._own_file()
+                self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+                self._file.flush()
         return self._keep(row)
 
     def merge(self) -> None:
@@ -157,13 +161,9 @@ class Results:
             others = [path for path in shards(self.folder) if path.name != NAME]
             if not others:
                 return
-            half = self.folder / f"{NAME}.part"
-            with half.open("wb") as file:
+            with writing(self.folder / NAME) as half, half.open("wb") as file:
                 for row in read_folder(self.folder):
                     file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(half, self.folder / NAME)
             for path in others:
                 path.unlink()
         finally:

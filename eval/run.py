@@ -10,7 +10,7 @@ folder (sharing.py).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvpolicies.adapter import inspect_model
 from kvpolicies.decoding import Generation, generate
@@ -30,20 +30,13 @@ from kvpolicies.eval.launch import Group, Place
 from kvpolicies.eval.preparing import Kept, Prepared, prepare
 from kvpolicies.eval.prompts import Request
 from kvpolicies.eval.results import Key, Results
-from kvpolicies.eval.study import Study
+from kvpolicies.eval.study import Cell, Study, cells
 from kvpolicies.eval.summary import FULL
 from kvpolicies.eval.tasks import Grades
 from kvpolicies.registry import resolve
 
 UNIT_BATCHES = 2
 """Batches in a unit of generation: more loses more to a kill, less wastes finished rows."""
-
-
-class Cell(NamedTuple):
-    """One policy at one budget; full's budget is called full too."""
-
-    policy: str
-    budget: str
 
 
 @dataclass(frozen=True)
@@ -103,11 +96,6 @@ def _run_units(
             _run_unit(session, grid, units[index])
         if group.leads:
             results.merge()
-
-
-def cells(study: Study) -> list[Cell]:
-    """Full, once, then every policy at every budget."""
-    return [Cell(FULL, FULL)] + [Cell(p, b) for p in study.policies for b in study.budgets]
 
 
 def _units(study: Study, requests: Sequence[Request], model: Any) -> list[list[Request]]:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # its parts load when they are first used; stats takes a second
 from numpy.typing import ArrayLike
-from scipy import special, stats
 
 LEVEL = 0.95
 RESAMPLES = 4999
@@ -48,7 +48,7 @@ def wilson(successes: float, total: float) -> Interval:
     """
     if total == 0:
         return Interval(math.nan, math.nan, math.nan)
-    share, z2 = successes / total, special.ndtri((1 + LEVEL) / 2) ** 2
+    share, z2 = successes / total, scipy.special.ndtri((1 + LEVEL) / 2) ** 2
     middle = (share + z2 / (2 * total)) / (1 + z2 / total)
     spread = z2 * (share * (1 - share) / total + z2 / (4 * total**2))
     half = math.sqrt(max(0.0, spread)) / (1 + z2 / total)
@@ -76,7 +76,7 @@ def clustered(sums: Sequence[float], sizes: Sequence[float], trials: float) -> I
     size = share * (1 - share) / v if v > 0 else count
     size = min(max(size, count), max(trials, count))
     tail = (1 + LEVEL) / 2
-    size *= (special.ndtri(tail) / special.stdtrit(count - 1, tail)) ** 2
+    size *= (scipy.special.ndtri(tail) / scipy.special.stdtrit(count - 1, tail)) ** 2
     return Interval(share, *wilson(share * size, size)[1:])
 
 
@@ -100,7 +100,7 @@ def pass_at(k: int, correct: Sequence[float], samples: Sequence[float]) -> Inter
     right, made = np.asarray(correct, dtype=float), np.asarray(samples, dtype=float)
     if k < 1 or (made < k).any():
         raise ValueError(f"pass@{k} needs at least {k} samples of every problem, and k >= 1")
-    passed = 1 - special.binom(made - right, k) / special.binom(made, k)
+    passed = 1 - scipy.special.binom(made - right, k) / scipy.special.binom(made, k)
     return clustered(list(passed), [1.0] * passed.size, made.sum())
 
 
@@ -132,7 +132,7 @@ def paired_difference(
     if count == 1:
         return Interval(value, math.nan, math.nan)
     variance = count / (count - 1) * ((gaps - value * below) ** 2).sum() / below.sum() ** 2
-    half = float(special.stdtrit(count - 1, (1 + LEVEL) / 2) * math.sqrt(variance))
+    half = float(scipy.special.stdtrit(count - 1, (1 + LEVEL) / 2) * math.sqrt(variance))
     return Interval(value, max(-most, value - half), min(most, value + half))
 
 
@@ -152,7 +152,7 @@ def sign_flip(gaps: Sequence[float], seed: int) -> float:
         return 1.0
     if (differing == differing.round()).all() and np.abs(differing).sum() <= 1 << 16:
         return _flipped_counts(np.abs(differing).astype(int), abs(int(differing.sum())))
-    found = stats.permutation_test(
+    found = scipy.stats.permutation_test(
         (differing,),
         lambda x, axis: np.abs(np.sum(x, axis=axis)),
         permutation_type="samples",
@@ -202,7 +202,7 @@ def _bootstrap(numerators: ArrayLike, denominators: ArrayLike, seed: int) -> Int
     value = float(_ratio(*data))
     if data[0].size == 1:  # one problem says nothing about the spread between problems
         return Interval(value, math.nan, math.nan)
-    result = stats.bootstrap(
+    result = scipy.stats.bootstrap(
         data,
         _ratio,
         paired=True,

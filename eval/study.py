@@ -9,17 +9,25 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvpolicies import config
 from kvpolicies.budget import BudgetSpec
 from kvpolicies.config import Deployment, from_mapping, option, read_yaml
 from kvpolicies.errors import UserError, nearest
+from kvpolicies.eval.results import FULL
 from kvpolicies.eval.tasks import TASKS, Task, find_task
 from kvpolicies.models.form import Form
 
 STUDIES = Path(__file__).parent / "studies"
 _DTYPES = ("float32", "bfloat16", "float16")
+
+
+class Cell(NamedTuple):
+    """One policy at one budget; full's budget is called full too."""
+
+    policy: str
+    budget: str
 
 
 @dataclass(frozen=True)
@@ -94,23 +102,15 @@ class Study(Form):
         """This study with every default filled in and every policy in its canonical spelling.
 
         Raises:
-            UserError: an unknown policy, an impossible budget, data missing or not wanted.
+            UserError: as `check`; a value that an option of a policy cannot have.
         """
-        from kvpolicies.registry import policy_names, resolve
+        from kvpolicies.registry import resolve, usable_names
 
+        self.check()
         task = self.entry
-        if task.needs_data and self.model == "embedded":
-            raise UserError(
-                f"task {task.name}: the embedded model knows the ledger's words only; "
-                "name another with --model, for instance smollm2"
-            )
-        if task.needs_data and not self.data and not task.hub.id:
-            raise UserError(f"task {task.name} needs --data FILE: {task.data_hint}")
-        if self.data and not task.needs_data:
-            raise UserError(f"task {task.name} makes its own problems; leave --data out")
         chosen = [resolve(name) for name in self.policies]
         # Of those that need a scorer, the ones that have one for this model.
-        every = [resolve(name) for name in policy_names()] if not chosen else []
+        every = [resolve(name) for name in usable_names()] if not chosen else []
         names = map(str, chosen or [p for p in every if p.made_for in (None, self.model)])
         budgets = [self.budget_spec(budget).text for budget in self.budgets or task.budgets]
         return replace(
@@ -122,6 +122,29 @@ class Study(Form):
             batch_size=self.batch_size or task.batch_size,
         )
 
+    def check(self) -> None:
+        """Looks at everything that can be told without torch, whose import takes seconds.
+
+        Raises:
+            UserError: an unknown policy, an impossible budget, data missing or not wanted.
+        """
+        from kvpolicies.registry import check
+
+        task = self.entry
+        if task.needs_data and self.model == "embedded":
+            raise UserError(
+                f"task {task.name}: the embedded model knows the ledger's words only; "
+                "name another with --model, for instance smollm2"
+            )
+        if task.needs_data and not self.data and not task.hub.id:
+            raise UserError(f"task {task.name} needs --data FILE: {task.data_hint}")
+        if self.data and not task.needs_data:
+            raise UserError(f"task {task.name} makes its own problems; leave --data out")
+        for name in self.policies:
+            check(name)
+        for budget in self.budgets or task.budgets:
+            self.budget_spec(budget)
+
     def budget_spec(self, budget: str) -> BudgetSpec:
         """One of the budgets, with the study's sinks and window."""
         return BudgetSpec(budget, self.sinks, self.window)
@@ -131,6 +154,11 @@ class Study(Form):
         how = ("out", "tensor_parallel", "texts")
         values = {key: value for key, value in asdict(self).items() if key not in how}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+def cells(study: Study) -> list[Cell]:
+    """Full, once, then every policy at every budget."""
+    return [Cell(FULL, FULL)] + [Cell(p, b) for p in study.policies for b in study.budgets]
 
 
 def load_study(name: str) -> Study:

@@ -1,11 +1,11 @@
 """From result rows to one summary a cell (policy at budget), and to summary.csv."""
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvpolicies import files
 from kvpolicies.eval import controls
 from kvpolicies.eval.controls import Control
 from kvpolicies.eval.grading import ends_in_loop
@@ -112,17 +112,16 @@ def write_csv(path: Path, study: Study, summaries: Sequence[Summary]) -> None:
              "truncated", "looping", "lookahead", "tokens_per_second")  # fmt: skip
     cut = [controls.columns(measures, cell.controls) for cell in summaries]
     extra = list(dict.fromkeys(name for entries in cut for name in entries))
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([*header, *extra, *plain])
-        for cell, own in zip(summaries, cut, strict=True):
-            line: list[object] = [cell.policy, cell.budget, cell.problems, cell.samples]
-            nothing = Interval(math.nan, math.nan, math.nan)
-            shown = [*cell.values.values(), *cell.differences.values()]
-            shown += [cell.pass_at.get(k, nothing) for k in passes]
-            line += [f"{end:.6g}" for interval in shown for end in interval]
-            line += [f"{own.get(name, math.nan):.6g}" for name in extra]
-            writer.writerow(line + [f"{getattr(cell, name):.6g}" for name in plain])
+    lines: list[list[object]] = [[*header, *extra, *plain]]
+    for cell, own in zip(summaries, cut, strict=True):
+        line: list[object] = [cell.policy, cell.budget, cell.problems, cell.samples]
+        nothing = Interval(math.nan, math.nan, math.nan)
+        shown = [*cell.values.values(), *cell.differences.values()]
+        shown += [cell.pass_at.get(k, nothing) for k in passes]
+        line += [f"{end:.6g}" for interval in shown for end in interval]
+        line += [f"{own.get(name, math.nan):.6g}" for name in extra]
+        lines.append(line + [f"{getattr(cell, name):.6g}" for name in plain])
+    files.write_csv(path, lines)
 
 
 def _one(study: Study, rows: Sequence[Row], full: Sequence[Row]) -> Summary:

@@ -13,7 +13,6 @@ minutes.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from kvpolicies.errors import UserError
 from kvpolicies.eval import claims, embedded, ledger
 from kvpolicies.eval.embedded_data import IGNORED, Stage, training_batch
 from kvpolicies.eval.muon import Muon
-from kvpolicies.eval.provenance import make_folder
+from kvpolicies.files import make_folder, write_text, writing
 
 
 @dataclass(frozen=True)
@@ -182,8 +181,8 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
         }
-        torch.save(state, self.path.with_suffix(".tmp"))
-        os.replace(self.path.with_suffix(".tmp"), self.path)
+        with writing(self.path) as half:
+            torch.save(state, half)
 
     def resume(self) -> None:
         state = torch.load(self.path, weights_only=True)
@@ -231,7 +230,7 @@ def export(trainer: Trainer, out: Path, problems: int) -> None:
     model.save_pretrained(out)
     ledger.build_tokenizer().save_pretrained(out)
     solved = evaluate(model, problems)
-    (out / "README.md").write_text(embedded.model_card(trainer.seed, trainer.recipe.steps, solved))
+    write_text(out / "README.md", embedded.model_card(trainer.seed, trainer.recipe.steps, solved))
     exact = sum(s.grade.exact for s in solved)
     print(f"exact answers: {exact} of {len(solved)}; written to {out}")
 
@@ -256,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     problems = args.problems or (2 if args.smoke else 208)
     try:
         recipe = recipe if args.steps is None else recipe.scaled(args.steps)
-        make_folder(args.out)
+        make_folder(args.out, "--out")
         with claims.alone(args.out):
             export(train(recipe, args.seed, args.out), args.out, problems)
     except UserError as error:

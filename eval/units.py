@@ -2,7 +2,7 @@
 
 import re
 
-from kvpolicies.errors import UserError
+from kvpolicies.errors import UserError, shown
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20,
           "GIB": 1 << 30}  # fmt: skip
@@ -20,7 +20,7 @@ def size(count: float) -> str:
 
 def parse_bytes(text: str) -> int:
     """`"80GB"` (10^9) or `"80GiB"` (2^30) as a number of bytes."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?B)?\s*", text.upper())
+    match = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([KMG]I?B)?\s*", text.upper())
     if not match or float(match[1]) <= 0:
-        raise UserError(f"--memory {text!r}: expected a size such as 80GB or 24GiB")
+        raise UserError(f"--memory {shown(text)}: expected a size such as 80GB or 24GiB")
     return int(float(match[1]) * _UNITS[match[2] or ""])

@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from kvpolicies.errors import Caution, UserError, nearest
+from kvpolicies import streams
+from kvpolicies.errors import Caution, UserError, explained, is_text, nearest, one_line, shown
 from kvpolicies.registry import load
 
 # name: (module with `add_arguments(parser)` and `run(args) -> int`, what it does)
@@ -41,21 +42,27 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit status: 0, 2 for bad input, 130 when interrupted."""
+    """Runs a command; returns the exit status: 0, 2 for bad input, 130 when interrupted.
+
+    This is the one place where a failure becomes a line: a `UserError`, and whatever the system,
+    a decoder, a template or a lack of memory has to say (`errors.explained`). Any other exception
+    is a fault of ours, and keeps its traceback.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
+    streams.steady()
+    status, message = 2, ""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _one_line(warnings.showwarning)
-            return _run(argv)
-    except UserError as error:
-        print(f"kvpolicies: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+            status = _run(argv)
     except KeyboardInterrupt:
-        print("kvpolicies: interrupted; what was written stays", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
+        status, message = 130, "interrupted; what was written stays"
+    except Exception as error:
+        told = explained(error)
+        if told is None:
+            raise
+        message = told
+    return streams.finish(status, one_line(message))
 
 
 def _one_line(before: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,7 +74,7 @@ def _one_line(before: Callable[..., Any]) -> Callable[..., Any]:
             if str(message) in told:
                 return
             told.add(str(message))
-            print(f"kvpolicies: caution: {message}", file=sys.stderr)
+            streams.say(one_line(f"caution: {message}"))
         else:
             before(message, category, *where, **options)
 
@@ -75,6 +82,9 @@ def _one_line(before: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _run(argv: list[str]) -> int:
+    for number, argument in enumerate(argv, 1):
+        if not is_text(argument):
+            raise UserError(f"argument {number} is not UTF-8 text: {shown(argument)}")
     if not argv or argv[0] in ("-h", "--help"):
         print(_usage())
         return 0 if argv else 2
@@ -85,9 +95,12 @@ def _run(argv: list[str]) -> int:
         return 0
     name = argv[0]
     if name not in COMMANDS:
-        raise UserError(f"unknown command {name!r}: {nearest(name, list(COMMANDS))}")
-    parser = parser_of(name)
-    return load(f"{COMMANDS[name][0]}:run")(parser.parse_args(argv[1:]))
+        raise UserError(f"unknown command {shown(name)}: {nearest(name, list(COMMANDS))}")
+    try:
+        args = parser_of(name).parse_args(argv[1:])
+    except SystemExit:  # --help
+        return 0
+    return load(f"{COMMANDS[name][0]}:run")(args)
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:

@@ -5,7 +5,6 @@ options, its YAML keys and its errors all follow from that.
 """
 
 import argparse
-import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -16,11 +15,17 @@ from typing import Any, TypeVar
 import yaml
 
 from kvpolicies.budget import BudgetSpec
-from kvpolicies.errors import UserError, nearest
+from kvpolicies.errors import UserError, nearest, shown
 from kvpolicies.models.form import Form
+from kvpolicies.yamls import read_yaml as read_yaml
 
 Config = TypeVar("Config")
-_WHOLE = "tag:yaml.org,2002:int"
+
+MODES = ("eager", "fixed", "graph", "compiled")
+"""How decode steps run (fixed.py). `eager`: what is filled, as it is; `fixed`: fixed shapes, run
+eagerly; `graph`: these in a CUDA graph; `compiled`: these by torch.compile, on a GPU in a graph."""
+KERNELS = ("auto", "torch", "triton")
+"""What runs kernels: `kernels.backend.CHOICES`, which a test compares; that one imports torch."""
 
 
 def option(default: Any, text: str) -> Any:
@@ -59,12 +64,10 @@ class Deployment(Form):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        from kvpolicies.fixed import MODES
-        from kvpolicies.kernels.backend import CHOICES
-        from kvpolicies.registry import resolve
+        from kvpolicies.registry import check
         from kvpolicies.sampling import Sampling
 
-        resolve(self.policy)
+        check(self.policy)  # all but values that only the policy's class knows, which takes torch
         object.__setattr__(self, "budget", self.budget_spec.text)
         Sampling(self.temperature, self.top_p, self.top_k, self.seed)
         for name in ("max_new_tokens", "batch_size"):
@@ -75,12 +78,12 @@ class Deployment(Form):
         words = {
             "dtype": ("float32", "bfloat16", "float16"),
             "step": ("auto", *MODES),
-            "kernels": CHOICES,
+            "kernels": KERNELS,
         }
         for name, known in words.items():
             value = getattr(self, name)
             if value not in known:
-                raise UserError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+                raise UserError(f"{name} must be one of {', '.join(known)}, got {shown(value)}")
 
     @property
     def budget_spec(self) -> BudgetSpec:
@@ -126,50 +129,6 @@ def find_yaml(name: str, folder: Path, kind: str) -> Path:
         f"{kind} {name}: no such file, and no {kind} of the package: "
         f"{nearest(name, shipped(folder))}"
     )
-
-
-def read_yaml(path: str | Path) -> Any:
-    """The contents of a YAML file; an empty one is an empty mapping.
-
-    Raises:
-        UserError: no such file, no valid YAML (naming the line), a key given twice.
-    """
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = yaml.load(file, _Reader)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", None)
-        place = "" if line is None else f" at line {line + 1}"
-        reason = getattr(error, "problem", None) or type(error).__name__
-        raise UserError(f"{path}: no valid YAML{place} ({reason})") from None
-    return {} if content is None else content
-
-
-class _Reader(yaml.SafeLoader):
-    """A key given twice is an error; whole numbers are decimal, where YAML 1.1 reads 040 as 32."""
-
-    yaml_implicit_resolvers: typing.ClassVar = {
-        first: [(tag, form) for tag, form in forms if tag != _WHOLE]
-        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict:
-        """As the base, after a look at the keys."""
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key.value!r} is given twice", key.start_mark
-                )
-            seen.add(key.value if isinstance(key.value, str) else id(key))
-        return super().construct_mapping(node, deep)
-
-
-_Reader.add_implicit_resolver(
-    _WHOLE, re.compile(r"[-+]?(?:0|[1-9][0-9]*(?:_[0-9]+)*)$"), list("-+0123456789")
-)
 
 
 def dump_yaml(config: Any) -> str:
@@ -271,9 +230,11 @@ def _converted(value: Any, hint: Any, what: str) -> Any:
 
 
 def _scalar(value: Any, kind: type, what: str) -> Any:
-    wrong = UserError(f"{what}: expected {_named(kind)}, got {value!r}")
+    wrong = UserError(f"{what}: expected {_named(kind)}, got {shown(value)}")
     if kind is str:
         if isinstance(value, str | int | float) and not isinstance(value, bool):
+            if "\0" in str(value):
+                raise UserError(f"{what}: a null character is no text")
             return str(value)
         raise wrong
     if kind is bool:

@@ -17,16 +17,13 @@ import torch
 from torch import Tensor
 
 from kvpolicies.cache import FixedBudgetCache
+from kvpolicies.config import MODES
 from kvpolicies.errors import UserError
 from kvpolicies.policy import Policy, Step
 from kvpolicies.rows import Counts, Move
 from kvpolicies.slots import SlotGroup
 from kvpolicies.step import LayerInput, attend_fixed
 from kvpolicies.transfer import on_device
-
-MODES = ("eager", "fixed", "graph", "compiled")
-"""`eager`: what is filled, as it is; `fixed`: fixed shapes, run eagerly; `graph`: these in a CUDA
-graph; `compiled`: these by torch.compile, on a GPU in a graph too."""
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 

@@ -20,6 +20,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvpolicies.budget import Budget
+from kvpolicies.errors import UserError
+from kvpolicies.errors import whole as whole
 from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.rope import Rope
 from kvpolicies.transfer import counting, on_device
@@ -285,11 +287,10 @@ def batched_drop(every: int, budget: Budget) -> int:
     return max(1, min(every, budget.total // 8, budget.topk))
 
 
-def whole(value: Any, least: int, what: str, most: int = 1 << 62) -> None:
-    """Raises UserError unless an option is a whole number from `least` to `most`."""
-    from kvpolicies.errors import UserError
-
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UserError(f"{what} must be a whole number >= {least}, got {value!r}")
-    if value > most:
-        raise UserError(f"{what} must be at most {most}, got {value!r}")
+def check_deployable(policy: Policy) -> None:
+    """Raises UserError for a policy that can be evaluated, but not run on what is not yet known."""
+    if policy.needs_future:
+        raise UserError(
+            f"policy {policy} looks ahead in a recorded run and cannot be served; "
+            "it is for compare alone"
+        )

@@ -7,12 +7,14 @@ line's argument, the YAML value, the row label, and what `str(policy)` gives bac
 import ast
 import importlib
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from functools import cache
 from importlib.metadata import entry_points
 from math import isfinite
-from typing import Any, get_type_hints
+from typing import Any
 
-from kvpolicies.errors import UserError, nearest
+from kvpolicies.errors import UserError, first_line, nearest, shown
+from kvpolicies.outline import outline_of, read
+from kvpolicies.streams import say
 
 GROUP = "kvpolicies.policies"
 
@@ -37,20 +39,48 @@ POLICIES = {
 
 
 # What an option of a type may be, and how to say so.
-KINDS: dict[type, tuple[Callable[[Any], bool], str]] = {
-    bool: (lambda v: isinstance(v, bool), "True or False"),
-    int: (lambda v: isinstance(v, int) and not isinstance(v, bool), "a whole number"),
-    float: (
+KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "bool": (lambda v: isinstance(v, bool), "True or False"),
+    "int": (lambda v: isinstance(v, int) and not isinstance(v, bool), "a whole number"),
+    "float": (
         lambda v: isinstance(v, int | float) and not isinstance(v, bool) and isfinite(v),
         "a finite number",
     ),
-    str: (lambda v: isinstance(v, str), "text in quotes"),
+    "str": (lambda v: isinstance(v, str), "text in quotes"),
 }
 
 
 def policy_names() -> list[str]:
     """All known names, ours first, in table order."""
     return list(_table())
+
+
+def usable_names() -> list[str]:
+    """The known names but those of packages that cannot be imported; each of these is told once."""
+    return [name for name, target in _table().items() if name in POLICIES or _imports(name, target)]
+
+
+def check(spec: str) -> tuple[str, dict[str, Any]]:
+    """(name, options) of a spec whose name and options there are; nothing heavy is imported.
+
+    What values of the right type an option cannot have, only its class knows: `resolve` tells.
+
+    Raises:
+        ValueError: for an unknown name or option (naming the nearest), or a value of a wrong type.
+    """
+    name, options = parse_spec(spec)
+    table = _table()
+    if name not in table:
+        raise UserError(f"unknown policy {shown(name)}: {nearest(name, list(table))}")
+    known = (read(table[name]) or outline_of(_loaded(name, table[name]))).options
+    for option, value in options.items():
+        if option not in known:
+            hint = nearest(option, list(known)) if known else "it has no options"
+            raise UserError(f"policy {name}: unknown option {shown(option)}: {hint}")
+        wanted = KINDS.get(known[option].kind)
+        if wanted and not wanted[0](value):
+            raise UserError(f"policy {name}: {option} must be {wanted[1]}, got {shown(value)}")
+    return name, options
 
 
 def resolve(spec: Any) -> Any:
@@ -61,24 +91,8 @@ def resolve(spec: Any) -> Any:
     """
     if not isinstance(spec, str):
         return spec
-    name, options = parse_spec(spec)
-    table = _table()
-    if name not in table:
-        raise UserError(f"unknown policy {name!r}: {nearest(name, list(table))}")
-    cls = load(table[name])
-    _check_options(name, cls, options)
-    return cls(**options)
-
-
-def _check_options(name: str, cls: Any, options: dict[str, Any]) -> None:
-    known, kinds = [f.name for f in fields(cls)], get_type_hints(cls)
-    for option, value in options.items():
-        if option not in known:
-            hint = nearest(option, known) if known else "it has no options"
-            raise UserError(f"policy {name}: unknown option {option!r}: {hint}")
-        wanted = KINDS.get(kinds[option])
-        if wanted and not wanted[0](value):
-            raise UserError(f"policy {name}: {option} must be {wanted[1]}, got {value!r}")
+    name, options = check(spec)
+    return _loaded(name, _table()[name])(**options)
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
@@ -95,13 +109,13 @@ def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
             raise ValueError
         options = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
         if len(options) < len(node.keywords):
-            raise UserError(f"policy {spec!r}: an option is given twice")
+            raise UserError(f"policy {shown(spec)}: an option is given twice")
         return node.func.id, options
     except UserError:
         raise
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         raise UserError(
-            f"policy {spec!r}: expected a name, or a name with options such as "
+            f"policy {shown(spec)}: expected a name, or a name with options such as "
             "beacon(n_beacon=8, n_recent=8)"
         ) from None
 
@@ -112,15 +126,12 @@ def _positional(call: ast.Call) -> bool:
 
 
 def describe() -> list[tuple[str, str, str, str]]:
-    """(name, one line, source, options with defaults) of every policy."""
+    """(name, one line, source, options with defaults) of every policy that can be imported."""
     rows = []
-    for name, target in _table().items():
-        cls = load(target)
-        line = (cls.__doc__ or "").strip().splitlines()[0]
-        options = ", ".join(
-            f"{f.name}={f.default!r}" if f.default is not MISSING else f.name for f in fields(cls)
-        )
-        rows.append((name, line, cls.source, options))
+    for name in usable_names():
+        target = _table()[name]
+        told = read(target) or outline_of(_loaded(name, target))
+        rows.append((name, told.line, told.source, told.signature))
     return rows
 
 
@@ -134,3 +145,33 @@ def _table() -> dict[str, str]:
     # Ours last: a package cannot silently replace a policy that published tables name.
     others = {e.name: e.value for e in entry_points(group=GROUP) if e.name not in POLICIES}
     return {**POLICIES, **others}
+
+
+def _loaded(name: str, target: str) -> Any:
+    """A policy's class.
+
+    Raises:
+        UserError: another package's, that cannot be imported, or is none.
+    """
+    if name in POLICIES:
+        return load(target)
+    try:
+        cls: Any = load(target)
+        outline_of(cls)
+    except (Exception, SystemExit) as error:  # other people's code, which may do anything
+        raise UserError(
+            f"policy {name}: {target} of another package cannot be imported "
+            f"({type(error).__name__}: {first_line(error)})"
+        ) from None
+    return cls
+
+
+@cache
+def _imports(name: str, target: str) -> bool:
+    """Whether another package's policy can be had; if not, it says so."""
+    try:
+        _loaded(name, target)
+    except UserError as error:
+        say(f"{error}; skipped")
+        return False
+    return True

@@ -1,21 +1,21 @@
-"""From logits to tokens: transformers' own processors, and randomness that belongs to a request."""
+"""From logits to tokens: transformers' own processors, and randomness that belongs to a request.
+
+torch and transformers are imported where tokens are chosen: a `Sampling` is also a part of files
+and command lines, which are refused before seconds of imports.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
-from transformers import (
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from typing import TYPE_CHECKING, Any
 
 from kvpolicies.errors import UserError
-from kvpolicies.transfer import on_device
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+    from transformers import LogitsProcessorList
 
 NONE = -1
 """No token: what is chosen where the largest logit is NaN or infinite."""
@@ -56,6 +56,13 @@ class Sampling:
 
     def processors(self) -> LogitsProcessorList:
         """The logits processors, in transformers' own order; empty when greedy."""
+        from transformers import (
+            LogitsProcessorList,
+            TemperatureLogitsWarper,
+            TopKLogitsWarper,
+            TopPLogitsWarper,
+        )
+
         chain = LogitsProcessorList()
         if self.temperature not in (0.0, 1.0):
             chain.append(TemperatureLogitsWarper(float(self.temperature)))
@@ -72,6 +79,8 @@ class Sampling:
 
     def generator(self, request: int) -> np.random.Generator:
         """A request's own random numbers: the same in any batch, at any time."""
+        import numpy as np
+
         # numpy mixes both numbers in; torch's CPU generator would drop the seed's upper half.
         return np.random.default_rng([self.seed, request])
 
@@ -85,6 +94,8 @@ def choose(
         logits: [A, V] float32.
         randoms: each row's generator; one number is drawn from each unless `greedy`.
     """
+    import torch
+
     finite = logits.amax(dim=-1).isfinite()  # NaN anywhere is the largest
     if greedy:
         return logits.argmax(dim=-1).masked_fill(~finite, NONE)
@@ -107,6 +118,10 @@ def choose_each(
     Args:
         logits: [A, V] float32. samplings, randoms: each row's.
     """
+    import torch
+
+    from kvpolicies.transfer import on_device
+
     kinds: dict[tuple[float, ...], list[int]] = {}
     for row, sampling in enumerate(samplings):
         kinds.setdefault(sampling.chain_key, []).append(row)

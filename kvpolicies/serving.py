@@ -24,18 +24,9 @@ from kvpolicies.decoding import stop_set
 from kvpolicies.errors import UserError
 from kvpolicies.fixed import check_mode
 from kvpolicies.loop import Loop
-from kvpolicies.policy import Policy, whole
+from kvpolicies.policy import Policy, check_deployable, whole
 from kvpolicies.registry import resolve
 from kvpolicies.sampling import Sampling
-
-
-def check_deployable(policy: Policy) -> None:
-    """Raises UserError for a policy that can be evaluated, but not run on what is not yet known."""
-    if policy.needs_future:
-        raise UserError(
-            f"policy {policy} looks ahead in a recorded run and cannot be served; "
-            "it is for compare alone"
-        )
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ NEVER if none. Query q sees key t <=> t <= q < e[t]. Convention: attend-then-evi
 was dropped after query q has e = q + 1.
 """
 
+import errno
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -14,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kvpolicies.errors import UserError
+from kvpolicies.files import naming, writing
 
 NEVER = torch.iinfo(torch.int32).max
 
@@ -36,24 +39,7 @@ class EvictionTrace:
     """The new token that was chosen last and never processed: it has no keys."""
 
     def __post_init__(self) -> None:
-        if self.times.dim() != 4 or self.times.dtype != torch.int32:
-            raise UserError(
-                f"eviction trace: times must be [B, layers, H, T] int32, got "
-                f"{list(self.times.shape)} {self.times.dtype}"
-            )
-        if self.tokens.shape != (self.times.shape[0], self.times.shape[3]):
-            raise UserError(
-                f"eviction trace: tokens {list(self.tokens.shape)} do not fit times "
-                f"{list(self.times.shape)}"
-            )
-        for name in ("prompts", "last"):
-            given = getattr(self, name)
-            if given is not None and (given.shape != self.tokens.shape[:1] or given.min() < 0):
-                raise UserError(
-                    f"eviction trace: {name} must be {self.tokens.shape[0]} whole numbers >= 0"
-                )
-        if self.prompts is not None and not 0 < self.prompts.min() <= self.tokens.shape[1]:
-            raise UserError("eviction trace: prompts are as long as 1 token to all of them")
+        _check(self.times, self.tokens, (self.prompts, self.last), "eviction trace")
 
     def visible(self, layer: int) -> Bool[Tensor, "B H T T"]:
         """mask[b, h, q, t] of a layer, by its number: query q sees key t."""
@@ -71,10 +57,16 @@ class EvictionTrace:
         return self.kept(query).sum(-1)
 
     def save(self, path: str | Path) -> None:
-        """Writes one safetensors file; `OSError` where it cannot be written."""
+        """Writes one safetensors file, whole or not at all.
+
+        Raises:
+            UserError: it cannot be written.
+        """
         every = {name: getattr(self, name) for name in ("times", "tokens", "prompts", "last")}
         tensors = {k: t.contiguous().cpu() for k, t in every.items() if t is not None}
-        save_file(tensors, path, metadata={"format": "kvpolicies.EvictionTrace", "version": "1"})
+        about = {"format": "kvpolicies.EvictionTrace", "version": "1"}
+        with writing(path) as half:
+            save_file(tensors, half, metadata=about)
 
     @classmethod
     def load(cls, path: str | Path) -> "EvictionTrace":
@@ -83,16 +75,15 @@ class EvictionTrace:
         Raises:
             ValueError: if the file is missing or is no eviction trace.
         """
-        if not Path(path).is_file():
-            raise UserError(f"eviction trace {path}: no such file")
-        try:
+        with naming(path, "eviction trace", "not readable: "):
+            if Path(path).is_dir():  # which safetensors would call no such device
+                raise IsADirectoryError(errno.EISDIR, "is a directory")
             tensors = load_file(path)
-            known = {name: tensors.get(name) for name in ("prompts", "last")}
-            return cls(tensors["times"], tensors["tokens"], **known)
-        except UserError:
-            raise
-        except Exception as error:  # safetensors has its own exception types
-            raise UserError(f"eviction trace {path}: not readable ({error})") from None
+        if missing := {"times", "tokens"} - tensors.keys():
+            raise UserError(f"eviction trace {path}: not readable: no tensor {sorted(missing)[0]}")
+        prompts, last = tensors.get("prompts"), tensors.get("last")
+        _check(tensors["times"], tensors["tokens"], (prompts, last), f"eviction trace {path}")
+        return cls(tensors["times"], tensors["tokens"], prompts, last)
 
     @classmethod
     def stack(cls, traces: "list[EvictionTrace]") -> "EvictionTrace":
@@ -112,3 +103,25 @@ class EvictionTrace:
             joined("prompts"),
             joined("last"),
         )
+
+
+def _check(times: Any, tokens: Any, counts: tuple[Any, Any], where: str) -> None:
+    """Raises UserError unless shapes, dtypes and values are a trace's; `counts`: prompts, last."""
+    if times.dim() != 4 or times.dtype != torch.int32:
+        raise UserError(
+            f"{where}: times must be [B, layers, H, T] int32, got {list(times.shape)} {times.dtype}"
+        )
+    if tokens.shape != (times.shape[0], times.shape[3]) or tokens.dtype.is_floating_point:
+        raise UserError(
+            f"{where}: tokens {list(tokens.shape)} {tokens.dtype} do not fit times "
+            f"{list(times.shape)}"
+        )
+    for name, given in zip(("prompts", "last"), counts, strict=True):
+        if given is None:
+            continue
+        fits = given.shape == tokens.shape[:1] and not given.dtype.is_floating_point
+        if not fits or given.min() < 0:
+            raise UserError(f"{where}: {name} must be {tokens.shape[0]} whole numbers >= 0")
+    prompts = counts[0]
+    if prompts is not None and not (prompts.min() > 0 and prompts.max() <= tokens.shape[1]):
+        raise UserError(f"{where}: prompts are as long as 1 token to all of them")

@@ -6,11 +6,15 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from kvpolicies.config import from_mapping
-from kvpolicies.errors import UserError, nearest
-from kvpolicies.policy import whole
+from kvpolicies.errors import UserError, nearest, whole
+from kvpolicies.files import parse_json
 
 KINDS = ("kvpop", "kvpop_mlp", "dms", "trimkv")
 FEATURES = ("post_rope", "pre_rope")
+AGGREGATES = ("max", "mean", "sum")
+"""How the query heads of a group become one target (targets.py)."""
+LSES = ("dense", "sparse")
+"""Over which keys a target's attention is a share."""
 _BASE = ("architecture", "layers", "heads", "head_dim", "config_hash", "weights")
 
 
@@ -108,10 +112,7 @@ def read_config(text: str, where: str) -> ScorerConfig:
     Raises:
         UserError: for text that is none, an unknown key or an impossible value; names `where`.
     """
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: no valid JSON ({type(error).__name__})") from None
+    values = parse_json(text, where)
     if not isinstance(values, dict):
         raise UserError(f"{where}: expected keys and values, got {type(values).__name__}")
     needed = [f.name for f in fields(ScorerConfig)][:4]

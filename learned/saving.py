@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvpolicies.errors import UserError
+from kvpolicies.errors import UserError, first_line
+from kvpolicies.files import make_folder, naming, read_text, write_text, writing
 from kvpolicies.learned.config import ScorerConfig, read_config
 
 CONFIG, WEIGHTS = "config.json", "scorer.safetensors"
@@ -21,11 +22,9 @@ def write(folder: Path, config: ScorerConfig, tensors: Mapping[str, Tensor]) -> 
     from safetensors.torch import save_file
 
     plain = {name: t.detach().cpu().float().contiguous() for name, t in tensors.items()}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(plain, folder / WEIGHTS)
-    except OSError as error:
-        raise UserError(f"scorer {folder}: {error.strerror or error}") from None
+    make_folder(folder, "scorer")
+    with writing(folder / WEIGHTS) as half:
+        save_file(plain, half)
     write_config(folder, config)
 
 
@@ -35,10 +34,7 @@ def write_config(folder: Path, config: ScorerConfig) -> None:
     Raises:
         UserError: if it cannot be written.
     """
-    try:
-        (folder / CONFIG).write_text(config.to_json(), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"scorer {folder}: {error.strerror or error}") from None
+    write_text(folder / CONFIG, config.to_json())
 
 
 def find(name: str) -> Path:
@@ -57,9 +53,8 @@ def find(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS]))
     except Exception as error:  # whatever the hub's client, network or disk has to say
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(
-            f"scorer {name!r}: no such folder, and not to be had from the hub: {first}"
+            f"scorer {name!r}: no such folder, and not to be had from the hub: {first_line(error)}"
         ) from error
 
 
@@ -70,11 +65,7 @@ def config_in(folder: Path) -> ScorerConfig:
         UserError: if it is missing or wrong.
     """
     file = folder / CONFIG
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"scorer {folder}: cannot read {CONFIG} ({_reason(error)})") from None
-    return read_config(text, str(file))
+    return read_config(read_text(file, "scorer"), str(file))
 
 
 def tensors_in(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -83,13 +74,10 @@ def tensors_in(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor
     Raises:
         UserError: if the file is missing or damaged, or holds other names, shapes, or NaN.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
+    with naming(folder / WEIGHTS, "scorer", "cannot be read: "):
         found = load_file(folder / WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"scorer {folder}: cannot read {WEIGHTS} ({_reason(error)})") from None
     for name in sorted(found.keys() ^ expected.keys()):
         what = "lacks" if name in expected else "holds an unknown"
         raise UserError(f"scorer {folder}: {WEIGHTS} {what} tensor {name}")
@@ -102,8 +90,3 @@ def tensors_in(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor
         if not found[name].isfinite().all():
             raise UserError(f"scorer {folder}: tensor {name} is not finite")
     return {name: tensor.to(torch.float32) for name, tensor in found.items()}
-
-
-def _reason(error: Exception) -> str:
-    text = str(getattr(error, "strerror", None) or error)
-    return next(iter(text.strip().splitlines()), type(error).__name__)

@@ -31,9 +31,8 @@ from kvpolicies.kernels.causal import causal_lse
 from kvpolicies.kernels.future import future_log_mass
 from kvpolicies.kernels.retention import document_bounds
 from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.learned.config import AGGREGATES
 
-AGGREGATES = ("max", "mean", "sum")
-LSES = ("dense", "sparse")
 EPS = 1e-6
 
 

@@ -245,7 +245,7 @@ def decoding(clock: Clock, dry: bool) -> Iterator[Row]:
 def _model(name: str, device: torch.device, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
-    from kvpolicies.eval.memory import preset
+    from kvpolicies.eval.presets import preset
 
     torch.manual_seed(0)
     with torch.device(device):

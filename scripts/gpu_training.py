@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kvpolicies.eval.memory import preset
+from kvpolicies.eval.presets import preset
 from kvpolicies.learned.base import config_for
 from kvpolicies.learned.nets import Seen
 from kvpolicies.learned.scorer import Scorer

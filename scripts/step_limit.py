@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from kvpolicies.decoding import generate
 from kvpolicies.eval.laps import Mark, fastest, stopwatch, watched
-from kvpolicies.eval.memory import preset
+from kvpolicies.eval.presets import preset
 
 BATCH, SLOTS = 4, 512
 

@@ -8,19 +8,19 @@ command again continues where it was stopped; variants that are trained already 
 """
 
 import argparse
-import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from kvpolicies.errors import UserError
 from kvpolicies.eval import terminal
+from kvpolicies.files import write_csv
 from kvpolicies.train.ablation import OVERRIDES, Ablation, load_ablation, shipped
-from kvpolicies.train.packing import Row
 from kvpolicies.train.recipe import Recipe
+
+if TYPE_CHECKING:
+    from kvpolicies.train.packing import Row
 
 NAME = "ablation.csv"
 
@@ -57,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
         train(recipe)
     headings, lines = table(ablation)
     path = Path(ablation.study.out) / NAME
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([headings, *lines])
+    write_csv(path, [headings, *lines])
     terminal.print_table(f"ablation {ablation.name} (95 % intervals)", headings, lines)
     print(f"\n{path}")
     return 0
@@ -127,9 +126,11 @@ def figures(ablation: Ablation, scorers: dict[str, str]) -> dict[str, tuple[Held
 
 
 def _judged(
-    ablation: Ablation, recipe: Recipe, model: Any, scorer: Any, rows: Sequence[Row]
+    ablation: Ablation, recipe: Recipe, model: Any, scorer: Any, rows: "Sequence[Row]"
 ) -> Held:
     """The scorer's figures against the recipe's target."""
+    import torch
+
     from kvpolicies.train.module import Frozen
 
     found = {}

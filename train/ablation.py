@@ -130,7 +130,7 @@ def _study(values: Mapping[str, Any], variants: Mapping[str, Recipe], where: str
     if any(spec.is_share for spec in specs):
         raise UserError(f"{where}: budgets must be numbers of slots, got {list(study.budgets)}")
     study = replace(study, budgets=tuple(spec.text for spec in specs))
-    study.resolved()
+    study.check()
     return study
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kvpolicies import files
 from kvpolicies.learned.config import ScorerConfig
 from kvpolicies.train.objective import FIGURES
 from kvpolicies.train.recipe import Recipe
@@ -53,15 +54,12 @@ class Figures:
         path = Path(self.recipe.out) / NAME
         lines = []
         if path.exists():
-            with path.open(encoding="utf-8", newline="") as file:
-                lines = [line for line in list(csv.reader(file))[1:] if int(line[0]) < step]
+            known = csv.reader(files.read_lines(path))
+            lines = [line for line in list(known)[1:] if int(line[0]) < step]
         for at, layer in enumerate(self.layers):
             for number, budget in enumerate(self.recipe.budget):
                 for head, row in enumerate(self.table[at, number].tolist()):
                     where = (step, layer, head, budget)
                     lines.append([*map(str, where), *(f"{x:.4f}" for x in row)])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(HEADER)
-            writer.writerows(lines)
+        files.make_folder(path.parent)
+        files.write_csv(path, [HEADER, *lines])

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from kvpolicies.errors import UserError, caution
 from kvpolicies.eval import claims, models
-from kvpolicies.eval.provenance import make_folder
+from kvpolicies.files import make_folder, writing_folder
 from kvpolicies.learned import saving
 from kvpolicies.learned.base import config_for, relevant, sampled
 from kvpolicies.learned.scorer import Scorer
@@ -78,7 +78,7 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     module = kind(model, new_scorer(recipe, model), recipe)
     if not first:
         return _run(recipe, model, tokenizer, module, data)
-    make_folder(out)
+    make_folder(out, "--out")
     with claims.alone(out):
         known = record.begin(recipe, model, module.scorer)
         if known["finished"] and _is_whole(recipe):  # by another process, meanwhile
@@ -127,8 +127,9 @@ def _run(recipe: Recipe, model: Any, tokenizer: Any, module: Any, data: Data) ->
     if trainer.is_global_zero:
         if distills:
             student = part_of(weights, "student.")
-            model.save_pretrained(out / MODEL, state_dict=student)
-            tokenizer.save_pretrained(out / MODEL)
+            with writing_folder(out / MODEL) as half:
+                model.save_pretrained(half, state_dict=student)
+                tokenizer.save_pretrained(half)
             base = {**config.base, "weights": sampled(student[name] for name in names)}
             config = replace(config, base=base)
         saving.write(out / SCORER, config, part_of(weights, "scorer."))

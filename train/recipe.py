@@ -12,16 +12,18 @@ Everything that can be refused without a model, data or a package is refused her
 
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvpolicies import config
 from kvpolicies.budget import SINKS, Budget
 from kvpolicies.config import load_yaml, option
 from kvpolicies.errors import UserError, nearest
 from kvpolicies.eval import models
-from kvpolicies.learned.config import FEATURES, KINDS
-from kvpolicies.learned.targets import AGGREGATES, LSES, Target
+from kvpolicies.learned.config import AGGREGATES, FEATURES, KINDS, LSES
 from kvpolicies.models.form import Form
+
+if TYPE_CHECKING:
+    from kvpolicies.learned.targets import Target
 
 RECIPES = Path(__file__).parent / "recipes"
 WORDS = {
@@ -119,7 +121,6 @@ class Recipe(Form):
             )
         _check_effect(self)
         models.check_device(self.device)
-        _ = self.target  # which checks what it is made of
         _check_rows(self)
         _check_budgets(self)
 
@@ -130,8 +131,10 @@ class Recipe(Form):
         return tuple(Budget.parse(str(total), **parts) for total in self.budget)
 
     @property
-    def target(self) -> Target:
+    def target(self) -> "Target":
         """What the scorer learns."""
+        from kvpolicies.learned.targets import Target
+
         return Target(self.delay, self.aggregate, self.power, self.per_query)
 
     def identity(self) -> dict[str, Any]:
@@ -150,6 +153,8 @@ def _check_numbers(recipe: Recipe) -> None:
     for name, low in least.items():
         if not low <= getattr(recipe, name) < float("inf"):
             raise UserError(f"{name} must be at least {low}, got {getattr(recipe, name)}")
+    if not 1 <= recipe.power < float("inf"):
+        raise UserError(f"power must be at least 1, got {recipe.power}")
     for name in ("lr", "base_lr", "clip", "tau"):
         if not 0 < getattr(recipe, name) < float("inf"):
             raise UserError(f"{name} must be above 0, got {getattr(recipe, name)}")

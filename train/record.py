@@ -1,15 +1,14 @@
 """run.json of a training run: what it was and is, and whether another may continue it."""
 
-import json
 import math
-import os
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval.provenance import describe_model, environment, make_folder
+from kvpolicies.eval.provenance import describe_model, environment
+from kvpolicies.files import make_folder, read_json, write_json
 from kvpolicies.learned.scorer import Scorer
 from kvpolicies.train.recipe import Recipe
 
@@ -28,13 +27,12 @@ def check(recipe: Recipe) -> dict[str, Any] | None:
         if (Path(recipe.out) / "checkpoints").exists():
             raise UserError(f"{recipe.out}: holds checkpoints without {NAME}; choose another --out")
         return None
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-        # An option that came after the run was begun had its default then.
-        before = {**Recipe().identity(), **known["recipe"]}
-        changed = [k for k, v in recipe.identity().items() if before.get(k) != v]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{path}: cannot be read; choose another --out") from None
+    known = read_json(path)
+    if not isinstance(known, dict) or not isinstance(known.get("recipe"), dict):
+        raise UserError(f"{path}: not the record of a training run; choose another --out")
+    # An option that came after the run was begun had its default then.
+    before = {**Recipe().identity(), **known["recipe"]}
+    changed = [k for k, v in recipe.identity().items() if before.get(k) != v]
     if changed:
         now = recipe.identity()
         what = ", ".join(f"{key} ({before.get(key)} -> {now[key]})" for key in changed)
@@ -92,11 +90,8 @@ def state_bytes(scorer: Scorer) -> int:
 
 
 def _write(recipe: Recipe, known: Mapping[str, Any]) -> None:
-    folder = Path(recipe.out)
-    make_folder(folder)
-    half = folder / f"{NAME}.part"
-    half.write_text(json.dumps(known, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(half, folder / NAME)
+    folder = make_folder(recipe.out, "--out")
+    write_json(folder / NAME, known)
 
 
 def _version(package: str) -> str | None:

@@ -4,7 +4,6 @@ A source is found before a model is loaded (`find`), and opened with its tokeniz
 Held-out documents are the first of the data; an epoch is a seeded order of the others.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 
 from kvpolicies.errors import UserError
 from kvpolicies.eval import ledger
+from kvpolicies.files import parse_json, read_lines
 from kvpolicies.models.form import AUTO, Form
 from kvpolicies.train.documents import Encode, Record, columns_of, encoder, ledger_encoder
 from kvpolicies.train.recipe import Recipe, check_there
@@ -141,19 +141,10 @@ def open_source(recipe: Recipe, records: Any, tokenizer: Any) -> Source:
 def _lines(path: Path) -> list[Record]:
     """The objects of a JSON lines file."""
     records = []
-    try:
-        # Not splitlines: a raw U+2028 inside a JSON string is no end of line.
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise UserError(f"data {path}: {reason}") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_lines(path, "data"), 1):
         if not line.strip():
             continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"data {path}:{number}: malformed JSON ({error})") from None
+        record = parse_json(line, f"data {path}:{number}")
         if not isinstance(record, Mapping):
             raise UserError(f"data {path}:{number}: expected a JSON object")
         records.append(record)

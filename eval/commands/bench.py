@@ -12,17 +12,20 @@ Rows are written as they are measured; the same command again measures what is m
 import argparse
 import json
 import os
-import re
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvpolicies.config import MODES, split_list
 from kvpolicies.errors import UserError
-from kvpolicies.eval.bench_table import print_table, write_csv
+from kvpolicies.eval.bench_table import print_table, read_rows, write_csv
 from kvpolicies.eval.commands.deployed import budgets_of, numbers, settled, whole_number
+from kvpolicies.eval.provenance import check_makeable
+from kvpolicies.eval.results import open_whole
 from kvpolicies.eval.units import parse_bytes
+from kvpolicies.files import make_folder, naming, read_json, write_json
 
 if TYPE_CHECKING:
     from kvpolicies.budget import BudgetSpec
@@ -66,26 +69,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measures what is missing, writes and prints the table."""
     from kvpolicies.eval import claims
-    from kvpolicies.eval.bench import Load
-    from kvpolicies.eval.provenance import make_folder
 
     args = settled(args)
-    policies, budgets = split_specs(args.policies), budgets_of(args)
-    loads = [Load(n, args.prompt, args.new) for n in numbers(args.batch_sizes, "--batch-sizes")]
+    policies, budgets = split_list(args.policies), budgets_of(args)
+    sizes = numbers(args.batch_sizes, "--batch-sizes")
     for name in ("prompt", "new", "repeats"):
         if getattr(args, name) < (3 if name == "new" else 1):
             raise UserError(f"--{name} {getattr(args, name)}: too small")
     memory = parse_bytes(args.memory)
     _check(args, policies, budgets)
     out = Path(args.out)
+    if not args.predict_only:
+        check_makeable(out)
+        _asked(out, args)
+        claims.check_free(out)
+    _check_values(policies)
+    from kvpolicies.eval.bench import Load
+
+    loads = [Load(size, args.prompt, args.new) for size in sizes]
     if args.predict_only:
         print_table(_predicted(args, policies, budgets, loads, memory))
         return 0
     kind, run_cell = _measuring(args, memory) if args.requests is None else _serving(args, policies)
-    _asked(out, args)
-    claims.check_free(out)
     model = _model(args)
-    make_folder(out)
+    make_folder(out, "--out")
     with claims.alone(out):
         rows = _measured(
             out, _asked(out, args), kind, partial(run_cell, model), _cells(policies, budgets, loads)
@@ -106,19 +113,19 @@ def _measured(
     from kvpolicies.eval.provenance import environment
 
     if not (out / RUN).exists():
-        record = {"bench": asked, "environment": environment()}
-        (out / RUN).write_text(json.dumps(record, indent=2) + "\n")
-    rows = [kind(**record) for record in _known(out / RESULTS)]
+        write_json(out / RUN, {"bench": asked, "environment": environment()})
+    rows = read_rows(out / RESULTS, kind)
     done = {(row.policy, row.budget, row.batch) for row in rows}
-    with (out / RESULTS).open("a") as file:
+    with open_whole(out / RESULTS) as file:
         for policy, budget, load in todo:
             shown = "" if policy in ("full", "transformers") else budget.text
             if (policy, shown, load.batch) in done:
                 continue
             row = run_cell(policy, budget, load)
-            file.write(json.dumps(asdict(row)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+            with naming(out / RESULTS, doing="cannot be written: "):
+                file.write(json.dumps(asdict(row)).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
             rows.append(row)
     return rows
 
@@ -150,11 +157,6 @@ def _serving(args: argparse.Namespace, policies: list[str]) -> tuple[Any, Callab
     return Served, run_cell
 
 
-def split_specs(text: str) -> list[str]:
-    """Policies between commas, but for commas inside brackets."""
-    return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
-
-
 def _cells(policies: list[str], budgets: "list[BudgetSpec]", loads: list[Any]) -> Any:
     for load in loads:
         for policy in policies:
@@ -164,9 +166,8 @@ def _cells(policies: list[str], budgets: "list[BudgetSpec]", loads: list[Any]) -
 
 def _check(args: argparse.Namespace, policies: list[str], budgets: "list[BudgetSpec]") -> None:
     """Refuses what cannot run, before anything is loaded or written."""
-    from kvpolicies.eval import models
-    from kvpolicies.fixed import MODES
-    from kvpolicies.registry import resolve
+    from kvpolicies.eval import models, presets
+    from kvpolicies.registry import check
 
     if args.tail is not None and args.requests is None:
         raise UserError(f"--tail {args.tail}: needs --requests N, whose lengths it gives")
@@ -180,20 +181,35 @@ def _check(args: argparse.Namespace, policies: list[str], budgets: "list[BudgetS
     for budget in budgets:
         budget.of(args.prompt + args.new)
     for policy in policies:
+        if policy != "transformers":
+            check(policy)
+    if args.model and args.random:
+        raise UserError("give --model or --random, not both")
+    if args.model:
+        models.check_name(args.model)
+    elif args.random and args.random.endswith(".json"):
+        read_json(args.random, "--random")
+    elif args.random:
+        presets.check(args.random)
+
+
+def _check_values(policies: list[str]) -> None:
+    """The same of policies, as far as their classes are needed for it."""
+    from kvpolicies.registry import resolve
+
+    for policy in policies:
         if policy != "transformers" and resolve(policy).needs_future:
             raise UserError(f"policy {policy} cannot be deployed, so it has no speed to measure")
 
 
 def _config(args: argparse.Namespace) -> Any:
-    from kvpolicies.eval.memory import preset
+    from kvpolicies.eval.presets import preset
 
     name = args.random or "small"
     if not name.endswith(".json"):
         return preset(name)
     from transformers import AutoConfig
 
-    if not Path(name).is_file():
-        raise UserError(f"--random {name}: no such file")
     try:
         return AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:
@@ -207,8 +223,6 @@ def _model(args: argparse.Namespace) -> Any:
 
     from kvpolicies.eval import models
 
-    if args.model and args.random:
-        raise UserError("give --model or --random, not both")
     if args.model:
         return models.load(args.model, args.dtype, args.device)[0]
     device = args.device
@@ -253,28 +267,16 @@ def _asked(out: Path, args: argparse.Namespace) -> dict[str, Any]:
             "tail", "dtype", "device", "memory", "no_split")  # fmt: skip
     asked = {key: getattr(args, key) for key in keys}
     if (out / RUN).exists():
-        try:
-            before = dict(json.loads((out / RUN).read_text())["bench"])
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"--out {out}: {RUN} cannot be read; choose another folder") from None
+        known = read_json(out / RUN)
+        before = known.get("bench") if isinstance(known, dict) else None
+        if not isinstance(before, dict):
+            raise UserError(f"--out {out}: {RUN} is no bench's; choose another folder")
         other = [f"{k} {before.get(k)}, not {v}" for k, v in asked.items() if before.get(k) != v]
         if other:
             raise UserError(
                 f"--out {out}: holds another bench ({'; '.join(other)}); choose another folder"
             )
     return asked
-
-
-def _known(path: Path) -> list[dict[str, Any]]:
-    """Rows of an earlier run; half a line at the end, which a kill leaves, is cut off."""
-    text = path.read_text() if path.exists() else ""
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole)
-    try:
-        return [json.loads(line) for line in whole.splitlines()]
-    except ValueError:
-        raise UserError(f"{path} cannot be read; choose another --out") from None
 
 
 def _plots(out: Path, rows: list[Any], model: Any, like: "BudgetSpec") -> None:

@@ -8,11 +8,16 @@ from typing import Any
 
 from kvpolicies.config import Deployment, from_args, read_yaml
 from kvpolicies.config import add_arguments as add_options
-from kvpolicies.errors import UserError
+from kvpolicies.errors import UserError, cut, shown
+from kvpolicies.eval import models
 from kvpolicies.eval.deployment import kernels
+from kvpolicies.eval.provenance import check_makeable
+from kvpolicies.files import make_folder, parse_lines, read_lines
 from kvpolicies.models.form import RAW
 from kvpolicies.models.prompts import Prompts, user
 from kvpolicies.models.tokens import some, unknown
+from kvpolicies.registry import resolve
+from kvpolicies.streams import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,8 +44,11 @@ def run(args: argparse.Namespace) -> int:
     values = read_yaml(args.config) if args.config else None
     config = from_args(Deployment, args, values, args.config or "")
     texts = _prompts(args)
-    if args.trace and Path(args.trace).exists() and not Path(args.trace).is_dir():
-        raise UserError(f"--trace {args.trace}: is a file, not a folder")
+    if args.trace:
+        check_makeable(Path(args.trace), "--trace")
+    models.check_name(config.model)
+    models.check_device(config.device)
+    resolve(config.policy)  # torch is imported from here on
     for text, ids, generation, tokenizer in _generations(config, texts, args):
         answer = tokenizer.decode(generation.tokens, skip_special_tokens=True)
         if args.json:
@@ -48,16 +56,15 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(answer)
         if args.trace:
-            Path(args.trace).mkdir(parents=True, exist_ok=True)
-            generation.trace.save(Path(args.trace) / f"{generation.request}.safetensors")
+            folder = make_folder(args.trace, "--trace")
+            generation.trace.save(folder / f"{generation.request}.safetensors")
     return 0
 
 
 def _generations(config: Deployment, texts: list[str], args: argparse.Namespace) -> Any:
     from kvpolicies.decoding import generate
-    from kvpolicies.eval.models import load, stop_tokens
 
-    model, tokenizer = load(config.model, config.dtype, config.device)
+    model, tokenizer = models.load(config.model, config.dtype, config.device)
     prompts = _encoded(Prompts(tokenizer, RAW if args.raw else config), texts)
     with kernels(config.kernels, model):
         generations = generate(
@@ -67,7 +74,7 @@ def _generations(config: Deployment, texts: list[str], args: argparse.Namespace)
             config.budget_spec,
             max_new_tokens=config.max_new_tokens,
             batch_size=config.batch_size,
-            eos_token_id=stop_tokens(model, tokenizer),
+            eos_token_id=models.stop_tokens(model, tokenizer),
             temperature=config.temperature,
             top_p=config.top_p,
             top_k=config.top_k,
@@ -83,22 +90,14 @@ def _generations(config: Deployment, texts: list[str], args: argparse.Namespace)
 def _prompts(args: argparse.Namespace) -> list[str]:
     texts = list(args.prompt)
     if args.prompt_file == "-":
-        texts += _lines(sys.stdin.read())
+        texts += parse_lines(sys.stdin.read())
     elif args.prompt_file:
-        try:
-            texts += _lines(Path(args.prompt_file).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"--prompt-file {args.prompt_file}: {error.strerror}") from None
+        texts += read_lines(args.prompt_file, "--prompt-file")
     if not texts:
         raise UserError(
             "no prompt: give --prompt TEXT, or --prompt-file FILE with one prompt a line"
         )
     return texts
-
-
-def _lines(text: str) -> list[str]:
-    # Not splitlines: a prompt may hold other separators, such as U+2028.
-    return text.removesuffix("\n").split("\n") if text else []
 
 
 def _encoded(prompts: Prompts, texts: list[str]) -> list[list[int]]:
@@ -107,10 +106,10 @@ def _encoded(prompts: Prompts, texts: list[str]) -> list[list[int]]:
     for text in texts:
         encoded.append(prompts.prompt(user(text)))
         if not encoded[-1]:
-            raise UserError(f"prompt {text[:200]!r} has no tokens; every prompt needs at least one")
+            raise UserError(f"prompt {shown(text)} has no tokens; every prompt needs at least one")
         if lost := unknown(prompts.tokenizer, text):
             told = f"{len(lost)} words that the tokenizer does not know: {some(lost)}"
-            print(f"kvpolicies: prompt {text[:60]!r} has {told}", file=sys.stderr)
+            say(f"prompt {cut(text, 60)!r} has {told}")
     return encoded
 
 

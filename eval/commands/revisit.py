@@ -12,8 +12,9 @@ import argparse
 from pathlib import Path
 
 from kvpolicies import config
-from kvpolicies.eval import terminal
+from kvpolicies.eval import claims, terminal
 from kvpolicies.eval.revisit.config import Revisit
+from kvpolicies.eval.revisit.run import run as analyse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,11 +28,9 @@ def run(args: argparse.Namespace) -> int:
     """Runs the analysis, writes its folder, prints what was used and what was lost."""
     values = config.read_yaml(args.config) if args.config else None
     asked = config.from_args(Revisit, args, values, args.config or "")
-    from kvpolicies.eval import claims
-    from kvpolicies.eval.revisit import page
-    from kvpolicies.eval.revisit.run import run as analyse
-
     resolved, rows = analyse(asked)
+    from kvpolicies.eval.revisit import page
+
     with claims.reporting(Path(resolved.out)):
         summary = page.write(Path(resolved.out), resolved, rows)
     for sentence in summary["sentences"]:

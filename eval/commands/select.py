@@ -23,10 +23,13 @@ from typing import TYPE_CHECKING, Any
 from kvpolicies import config
 from kvpolicies.config import option
 from kvpolicies.errors import UserError
+from kvpolicies.eval.selection.sources import read_source
+from kvpolicies.eval.units import parse_bytes
+from kvpolicies.files import check_free
 
 if TYPE_CHECKING:
     from kvpolicies.eval.selection.candidates import Load
-    from kvpolicies.eval.selection.choice import Choice, Limits
+    from kvpolicies.eval.selection.choice import Choice
     from kvpolicies.eval.selection.evidence import Evidence
 
 CANNOT_TELL, NOTHING = 3, 4
@@ -92,18 +95,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Chooses, prints why, writes deploy.yaml and selection.json. Returns the exit status."""
-    from kvpolicies.eval.selection import candidates, choice, evidence
-    from kvpolicies.eval.selection.choice import CHOSEN, NONE
-    from kvpolicies.eval.selection.deploying import check_free, write_files
-
     wanted = config.from_args(Wanted, args)
-    limits = _limits(wanted)
+    memory = None if wanted.memory is None else parse_bytes(wanted.memory)
     out = Path(wanted.out)
     record = Path(wanted.json) if wanted.json else _beside(out)
     if record == out:
         raise UserError(f"--json {record}: is --out too; name another file")
     check_free(out, "--out", args.force)
     check_free(record, "--json", args.force)
+    for folder in args.studies:
+        read_source(Path(folder))  # what is no study is refused before seconds of imports
+    from kvpolicies.eval.selection import candidates, choice, evidence
+    from kvpolicies.eval.selection.choice import CHOSEN, NONE, Limits
+    from kvpolicies.eval.selection.deploying import write_files
+
+    limits = Limits(memory, wanted.least_accuracy, wanted.largest_loss, wanted.tolerance)
     seen = evidence.read(args.studies, wanted.model)
     load = _load(wanted, seen)
     model = _model(seen)
@@ -129,14 +135,6 @@ def _beside(out: Path) -> Path:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _limits(wanted: Wanted) -> "Limits":
-    from kvpolicies.eval.selection.choice import Limits
-    from kvpolicies.eval.units import parse_bytes
-
-    memory = None if wanted.memory is None else parse_bytes(wanted.memory)
-    return Limits(memory, wanted.least_accuracy, wanted.largest_loss, wanted.tolerance)
 
 
 def _load(wanted: Wanted, seen: "Evidence") -> "Load":

@@ -12,8 +12,10 @@ from typing import Any
 from kvpolicies.config import Deployment, from_args, option, read_yaml
 from kvpolicies.config import add_arguments as add_options
 from kvpolicies.errors import UserError
+from kvpolicies.eval import models
 from kvpolicies.eval.deployment import kernels
 from kvpolicies.positions import check_positions, reach
+from kvpolicies.registry import resolve
 
 KEY = "KVPOLICIES_API_KEY"
 NEEDED = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus_client"}
@@ -93,15 +95,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(config: Deployment) -> None:
-    from kvpolicies.eval.models import check_device, check_name
-    from kvpolicies.registry import resolve
-    from kvpolicies.serving import check_deployable
-
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"serve needs {', '.join(missing)}: pip install 'kvpolicies[serve]'")
-    check_name(config.model)
-    check_device(config.device)
+    models.check_name(config.model)
+    models.check_device(config.device)
+    from kvpolicies.policy import check_deployable  # and torch
+
     policy = resolve(config.policy)
     check_deployable(policy)
     if policy.made_for not in (None, config.model):
@@ -144,18 +144,17 @@ def _access(serving: Serving, loopback: bool) -> Any:
 
 def _loaded(config: Deployment, own: Serving, stack: ExitStack) -> tuple[Any, Any]:
     """(encoder of prompts, engine, which holds the cache until the stack is closed)."""
-    from kvpolicies.eval.models import load, stop_tokens
     from kvpolicies.serve.prompts import Encoder, Lengths
     from kvpolicies.serving import serving
 
-    model, tokenizer = load(config.model, config.dtype, config.device)
+    model, tokenizer = models.load(config.model, config.dtype, config.device)
     length, words = _max_length(config, model), model.get_input_embeddings().weight.shape[0]
     lengths = Lengths(length, config.max_new_tokens, own.max_chars, own.clamp)
     encoder = Encoder(tokenizer, words, lengths, config)
     stack.enter_context(kernels(config.kernels, model))
     engine = serving(
         model, config.policy, config.budget_spec, rows=config.batch_size,
-        max_length=length, eos_token_id=stop_tokens(model, tokenizer),
+        max_length=length, eos_token_id=models.stop_tokens(model, tokenizer),
         step=config.step, prefill_chunk=own.prefill_chunk or None,
     )  # fmt: skip
     return encoder, stack.enter_context(engine)

@@ -7,6 +7,7 @@ from kvpolicies.eval.report import table
 from kvpolicies.eval.report.visible import visible
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import Summary
+from kvpolicies.files import write_text
 
 NAME = "table.tex"
 _SIGNS = {
@@ -39,7 +40,7 @@ def write(path: Path, study: Study, cells: Sequence[Summary]) -> None:
         text.append(_line(line))
         before = cell.policy
     text += [r"\bottomrule", r"\end{tabular}", ""]
-    path.write_text("\n".join(text), encoding="utf-8")
+    write_text(path, "\n".join(text))
 
 
 def escape(text: str) -> str:

@@ -1,6 +1,5 @@
 """From a folder of rows to its files: plots, tables, and the page that holds all of them."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from kvpolicies.eval.results import read_folder
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import Summary
 from kvpolicies.eval.units import size
+from kvpolicies.files import write_text
 
 NAME = "report.html"
 _HERE = Path(__file__).parent
@@ -41,7 +41,7 @@ def write_report(folder: Path, study: Study) -> list[Summary]:
     latex.write(folder / latex.NAME, study, found.cells)
     draws = plots.against_budget(study, found.cells) | pareto.plot(study, found.cells)
     pictures = plots.write_plots(folder, draws)
-    record = json.loads((folder / provenance.NAME).read_text(encoding="utf-8"))
+    record = provenance.read_record(folder)
     page = _render(
         **_results(study, found, rows, record.get(provenance.PROMPTS)),
         **_pictures(study, found.cells, pictures),
@@ -52,7 +52,7 @@ def write_report(folder: Path, study: Study) -> list[Summary]:
         lengths=lengths.lengths(study, found.cells, rows),
         samples=samples.samples(study, found.cells, rows),
     )
-    (folder / NAME).write_text(page, encoding="utf-8")
+    write_text(folder / NAME, page)
     return found.cells
 
 

@@ -87,16 +87,30 @@ class Revisit(Form):
         """With policies in their canonical spelling, `full` and repetitions gone.
 
         Raises:
-            UserError: an unknown policy, an impossible budget, policies without any budget.
+            UserError: as `check`; a value that an option of a policy cannot have.
         """
         from kvpolicies.registry import resolve
 
+        self.check()
         names = dict.fromkeys(str(resolve(name)) for name in self.policies)
         budgets = tuple(dict.fromkeys(BudgetSpec(budget).text for budget in self.budgets))
         policies = tuple(name for name in names if name != "full")
         if policies and not budgets:
             raise UserError("revisit: budgets is empty; give one, or --policies full")
         return replace(self, policies=policies, budgets=budgets)
+
+    def check(self) -> None:
+        """Looks at policies and budgets, as far as that needs no torch.
+
+        Raises:
+            UserError: an unknown policy, an impossible budget.
+        """
+        from kvpolicies.registry import check
+
+        for name in self.policies:
+            check(name)
+        for budget in self.budgets:
+            BudgetSpec(budget)
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for a run to continue another: all but where results go."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kvpolicies.eval.plots import DARK, LIGHT, MARKERS
+from kvpolicies.eval.plots import DARK, LIGHT, MARKERS, save
 from kvpolicies.eval.revisit.attention import BINS, bounds
 from kvpolicies.eval.revisit.summary import CLASSES
 
@@ -53,7 +53,7 @@ def _draw(path: Path, draw: Callable[[Any], None], colours: Mapping[str, str]) -
     draw(figure)
     for axes in figure.axes:
         _dress(axes, colours)
-    figure.savefig(path, facecolor=colours["paper"], metadata={"Software": None})
+    save(figure, path, colours["paper"])
 
 
 def _dress(axes: Any, colours: Mapping[str, str]) -> None:

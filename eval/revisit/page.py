@@ -1,6 +1,5 @@
 """revisit.html: one self-contained page, and whatever else is made of an analysis' rows."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from kvpolicies.eval.revisit import summary as summaries
 from kvpolicies.eval.revisit.config import Revisit
 from kvpolicies.eval.revisit.figures import CAPTIONS, pages, write_figures
 from kvpolicies.eval.revisit.summary import losses_table
+from kvpolicies.files import read_text, write_text
 
 __all__ = ["NAME", "losses_table", "write"]
 
@@ -45,9 +45,9 @@ def write(folder: Path, config: Revisit, rows: Sequence[Mapping[str, Any]]) -> d
         texts=[_text(row) for row in rows[:SHOWN]],
         others=len(rows[SHOWN:]),
         shades=range(1, SHADES + 1),
-        run=json.loads((folder / provenance.NAME).read_text(encoding="utf-8")),
+        run=provenance.read_record(folder),
     )
-    (folder / NAME).write_text(page, encoding="utf-8", errors="replace")
+    write_text(folder / NAME, page)
     return summary
 
 
@@ -70,4 +70,4 @@ def _render(**context: Any) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(**context)
+    return environment.from_string(read_text(_TEMPLATE)).render(**context)

@@ -9,18 +9,18 @@ again as it was the first time, and only missing rows are appended.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
-from kvpolicies.architecture import find_ropes
+from kvpolicies import streams
 from kvpolicies.eval import asked, claims, models, provenance
 from kvpolicies.eval.results import NAME as RESULTS
 from kvpolicies.eval.results import open_whole
 from kvpolicies.eval.revisit.config import Revisit
-from kvpolicies.eval.revisit.evictions import decode
-from kvpolicies.eval.revisit.rows import Row, analyse, read_rows
-from kvpolicies.eval.revisit.setting import Analysis, check
-from kvpolicies.eval.revisit.traces import encode, find
+from kvpolicies.eval.revisit.traces import Source, encode, find
+
+Row = dict[str, Any]
 
 
 def run(config: Revisit) -> tuple[Revisit, list[Row]]:
@@ -30,19 +30,31 @@ def run(config: Revisit) -> tuple[Revisit, list[Row]]:
         UserError: anything wrong with the input: before a model is loaded where it can be known by
             then, and before any trace is read in any case.
     """
-    config, source = find(config.resolved())
+    config.check()
+    config, source = find(config)
     assert config.model is not None
-    provenance.check_folder(config, source.problems)
-    claims.check_free(Path(config.out))
-    read_rows(Path(config.out) / RESULTS)  # a broken line is found now
     models.check_name(config.model)
     models.check_device(config.device)
+    provenance.check_makeable(Path(config.out))
+    claims.check_free(Path(config.out))
+    return _run(config.resolved(), source)  # torch is imported from here on
+
+
+def _run(config: Revisit, source: Source) -> tuple[Revisit, list[Row]]:
+    from kvpolicies.architecture import find_ropes
+    from kvpolicies.eval.revisit.evictions import decode
+    from kvpolicies.eval.revisit.rows import analyse, read_rows
+    from kvpolicies.eval.revisit.setting import Analysis, check
+
+    assert config.model is not None
+    provenance.check_folder(config, source.problems)
+    read_rows(Path(config.out) / RESULTS)  # a broken line is found now
     model, tokenizer = models.load(config.model, config.dtype, config.device)
     traces, told = encode(config, source, tokenizer)
     analysis = Analysis(config, model, tokenizer, find_ropes(model))
     check(analysis, traces)
     for sentence in asked.cautions(told):
-        print(f"kvpolicies: {sentence}", file=sys.stderr)
+        streams.say(sentence)
     described = provenance.describe_model(model)
     folder = provenance.open_folder(config, source.problems, described, told)
     often = 0.2 if sys.stderr.isatty() else 20.0

@@ -1,9 +1,7 @@
 """revisit.json and the CSVs: what all traces together say, with intervals over traces."""
 
-import csv
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from kvpolicies.eval import stats
 from kvpolicies.eval.revisit.attention import BINS, LOSSES, bounds
 from kvpolicies.eval.revisit.config import DEFINITIONS, Revisit
 from kvpolicies.eval.revisit.space import COSINES
+from kvpolicies.files import write_csv, write_text
 
 Row = Mapping[str, Any]
 NAME = "revisit.json"
@@ -164,10 +163,8 @@ def losses_table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]
 
 def write(folder: Path, summary: Mapping[str, Any], rows: Sequence[Row]) -> None:
     """Writes revisit.json and losses.csv, heads.csv, distances.csv, tokens.csv, queries.csv."""
-    half = folder / f"{NAME}.part"
     text = json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False)
-    half.write_text(text + "\n", encoding="utf-8")
-    os.replace(half, folder / NAME)
+    write_text(folder / NAME, text + "\n")
     ends = ("value", "low", "high")
     _csv(
         folder / "losses.csv",
@@ -224,7 +221,4 @@ def _head_lines(summary: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def _csv(path: Path, headings: Sequence[str], lines: Any) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(headings)
-        writer.writerows(lines)
+    write_csv(path, [headings, *lines])

@@ -12,11 +12,10 @@ from typing import Any
 from kvpolicies.config import from_mapping
 from kvpolicies.errors import UserError
 from kvpolicies.eval import asked, prompts, provenance
+from kvpolicies.eval.results import FULL, Key, read_folder, shards
 from kvpolicies.eval.results import NAME as RESULTS
-from kvpolicies.eval.results import Key, read_folder, shards
 from kvpolicies.eval.revisit.config import Revisit
 from kvpolicies.eval.study import Study
-from kvpolicies.eval.summary import FULL
 from kvpolicies.eval.tasks import Problem, fingerprint
 from kvpolicies.models.form import KEYS as FORM
 
@@ -125,14 +124,10 @@ def encode(config: Revisit, source: Source, tokenizer: Any) -> tuple[list[Trace]
 def _generations(folder: Path) -> Source:
     """What `full` wrote in a study's folder, a problem a sample."""
     try:
-        known = json.loads((folder / provenance.NAME).read_text(encoding="utf-8"))
-        values, before = known["study"], known["problems_fingerprint"]
-    except OSError as error:
-        raise UserError(
-            f"traces {folder}: no study's folder: {provenance.NAME}: {error.strerror}"
-        ) from None
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"traces {folder}: {provenance.NAME} is not a study's") from None
+        known = provenance.read_record(folder)
+    except UserError as error:
+        raise UserError(f"traces {folder}: no study's folder: {error}") from None
+    values, before = known["study"], known["problems_fingerprint"]
     study = from_mapping(Study, values, f"traces {folder}: {provenance.NAME}")
     problems = {problem.id: problem for problem in study.entry.load(study)}
     if fingerprint(list(problems.values())) != before:

@@ -15,8 +15,8 @@ from kvpolicies.errors import UserError
 from kvpolicies.eval import results
 from kvpolicies.eval.measures import Row
 from kvpolicies.eval.results import FULL
-from kvpolicies.eval.run import Cell, cells
 from kvpolicies.eval.selection.sources import Source
+from kvpolicies.eval.study import Cell, cells
 
 GRADE = "correct"
 """The field of a result row that says how right a sample is, 0 to 1."""

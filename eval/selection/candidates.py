@@ -15,12 +15,11 @@ import numpy as np
 from kvpolicies.errors import UserError
 from kvpolicies.eval import memory, stats
 from kvpolicies.eval.bench import Load
-from kvpolicies.eval.run import Cell
 from kvpolicies.eval.selection.benches import Bench, label
 from kvpolicies.eval.selection.bounds import mean_over_tasks
 from kvpolicies.eval.selection.evidence import Evidence
 from kvpolicies.eval.stats import Interval
-from kvpolicies.eval.study import Study
+from kvpolicies.eval.study import Cell, Study
 from kvpolicies.eval.summary import FULL
 
 

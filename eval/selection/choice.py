@@ -34,12 +34,12 @@ from functools import cached_property
 
 import numpy as np
 
-from kvpolicies.eval.run import Cell
 from kvpolicies.eval.selection import bounds
 from kvpolicies.eval.selection.benches import Bench
 from kvpolicies.eval.selection.candidates import Candidate, gaps
 from kvpolicies.eval.selection.evidence import Evidence
 from kvpolicies.eval.selection.power import Need, need
+from kvpolicies.eval.study import Cell
 
 CHOSEN, UNDECIDED, NONE = "chosen", "undecided", "none"
 ERROR = 0.05

@@ -6,7 +6,6 @@ comments. Both files are written whole or not at all, selection.json first.
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,13 +14,13 @@ from typing import Any
 import yaml
 
 from kvpolicies.config import Deployment
-from kvpolicies.errors import UserError
 from kvpolicies.eval.selection.candidates import Candidate, Figures, Load, pareto
 from kvpolicies.eval.selection.choice import CHOSEN, Choice
 from kvpolicies.eval.selection.evidence import Evidence
 from kvpolicies.eval.selection.explaining import faults, points
 from kvpolicies.eval.stats import Interval
 from kvpolicies.eval.units import size
+from kvpolicies.files import write_text
 from kvpolicies.models.form import KEYS as FORM
 
 KEYS = (
@@ -156,30 +155,7 @@ def write_files(texts: dict[Path, str]) -> None:
         UserError: a file that cannot be written.
     """
     for path, text in texts.items():
-        half = path.with_name(path.name + ".part")
-        try:
-            half.write_text(text, encoding="utf-8")
-            os.replace(half, path)
-        except OSError as error:
-            half.unlink(missing_ok=True)
-            raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
-
-
-def check_free(path: Path, flag: str, force: bool) -> None:
-    """Refuses a place where nothing can be written, or something is that must stay."""
-    text = str(path)[:200]
-    try:
-        there, folder = path.exists(), path.parent.is_dir()
-    except (OSError, ValueError) as error:
-        raise UserError(f"{flag} {text[:80]}: cannot be written ({error})") from None
-    if path.is_dir():
-        raise UserError(f"{flag} {text}: is a folder; name a file")
-    if not folder:
-        raise UserError(f"{flag} {text}: no such folder: {path.parent}")
-    if there and not force:
-        raise UserError(f"{flag} {text}: exists; --force overwrites it, or name another file")
-    if not os.access(path.parent, os.W_OK):
-        raise UserError(f"{flag} {text}: {path.parent} is not writable")
+        write_text(path, text)
 
 
 def _candidate(choice: Choice, candidate: Candidate, in_front: bool) -> dict[str, Any]:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvpolicies.eval import lookahead
-from kvpolicies.eval.run import Cell
 from kvpolicies.eval.selection.benches import Bench, read_bench
 from kvpolicies.eval.selection.sources import Source, check_alike, check_same_bench, read_source
-from kvpolicies.eval.study import Study
+from kvpolicies.eval.study import Cell, Study
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,14 @@
 """Study folders that a choice is made from: what each ran, and whether they go together."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvpolicies.config import from_mapping
-from kvpolicies.errors import UserError
+from kvpolicies.errors import UserError, cut, shown
 from kvpolicies.eval import provenance
 from kvpolicies.eval.study import Study
+from kvpolicies.files import naming, read_json
 from kvpolicies.models.form import KEYS as FORM
 from kvpolicies.models.form import Form
 
@@ -47,19 +47,16 @@ def read_source(folder: Path) -> Source:
     """
     record = _record(folder)
     where = str(folder / provenance.NAME)
-    try:
-        study = from_mapping(Study, record["study"], where)
-        count, weights = record["problems"], str(record["model"]["weights"])
-        commits = dict.fromkeys(str(e.get("commit")) for e in record["environments"])
-        fingerprint = str(record["problems_fingerprint"])
-        asked = record.get(provenance.PROMPTS)
-        _ = None if asked is None else (Form(**asked["form"]), asked["chat_template"])
-    except UserError:
-        raise
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{where}: not the record of a study ({error})") from None
-    if not isinstance(count, int) or count < 1:
-        raise UserError(f"{where}: problems must be a whole number above 0, got {count!r}")
+    study, count = from_mapping(Study, record["study"], where), record["problems"]
+    if count < 1 or isinstance(count, bool):
+        raise UserError(f"{where}: problems must be a whole number above 0, got {shown(count)}")
+    weights = record["model"].get("weights")
+    if not isinstance(weights, str):
+        raise UserError(f"{where}: not the record of a study (its model's 'weights')")
+    commits = dict.fromkeys(str(entry.get("commit")) for entry in record["environments"])
+    fingerprint, asked = record["problems_fingerprint"], record.get(provenance.PROMPTS)
+    if asked is not None:
+        from_mapping(Form, asked["form"], f"{where}: {provenance.PROMPTS}: form")
     if study.charge_state:
         raise UserError(
             f"{folder}: its policies paid for their state in slots (charge_state), "
@@ -75,21 +72,15 @@ def read_source(folder: Path) -> Source:
 
 def _record(folder: Path) -> dict[str, Any]:
     path = folder / provenance.NAME
-    try:
+    with naming(folder, "study folder"):
         if not folder.is_dir():
-            raise UserError(f"study folder {str(folder)[:200]}: no such folder")
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{folder}: holds no {provenance.NAME}; not the --out of a study") from None
-    except UserError:
-        raise
-    except (OSError, ValueError, RecursionError):
-        raise UserError(f"{path}: cannot be read") from None
-    if not isinstance(record, dict):
-        raise UserError(f"{path}: not the record of a study")
-    if "bench" in record:
+            raise UserError(f"study folder {cut(str(folder))}: no such folder")
+        there = path.exists()
+    if not there:
+        raise UserError(f"{folder}: holds no {provenance.NAME}; not the --out of a study")
+    if isinstance(record := read_json(path), dict) and "bench" in record:
         raise UserError(f"{folder}: holds a bench, which measures no accuracy; give a study")
-    return record
+    return provenance.read_record(folder)
 
 
 def check_alike(sources: list[Source], model: str | None) -> None:

@@ -12,10 +12,10 @@ import torch
 import kvpolicies
 from kvpolicies import slots, step
 from kvpolicies.cli import main
+from kvpolicies.config import split_list
 from kvpolicies.errors import UserError
-from kvpolicies.eval import bench_table, memory
+from kvpolicies.eval import bench_table, memory, presets
 from kvpolicies.eval.clock import PARTS, split
-from kvpolicies.eval.commands.bench import split_specs
 from kvpolicies.eval.replacement import Queue
 from kvpolicies.eval.units import parse_bytes
 from kvpolicies.policy import Policy
@@ -71,7 +71,7 @@ def test_predicted_bytes_are_the_bytes_allocated(
 
 def test_the_papers_77_gigabytes_from_the_config_alone() -> None:
     """BeaconKV: Qwen3-4B in bf16, 32K tokens, batch 16, full cache: 77 GB."""
-    model = memory.meta_model(memory.preset("qwen3-4b"), torch.bfloat16)
+    model = memory.meta_model(presets.preset("qwen3-4b"), torch.bfloat16)
     held = memory.predict(model, "full", "1", 16, 1, 32_767)
     slots = 16 * 32_768 * 36 * 8
     assert held.cache == slots * (2 * 128 * 2 + 4)  # keys, values, positions
@@ -148,7 +148,7 @@ def test_sizes_and_lists() -> None:
     for bad in ("", "80XB", "-1GB", "0"):
         with pytest.raises(UserError, match="expected a size"):
             parse_bytes(bad)
-    assert split_specs("full,beacon(n_beacon=8, n_recent=8), rkv") == [
+    assert split_list("full,beacon(n_beacon=8, n_recent=8), rkv") == [
         "full",
         "beacon(n_beacon=8, n_recent=8)",
         "rkv",
@@ -196,7 +196,7 @@ def test_bench_measures_resumes_and_refuses_another_load(
     assert "holds another bench" in capsys.readouterr().err
     (out / "run.json").write_text('{"bench": ')
     assert main([*command, "--policies", "streaming"]) == 2
-    assert "run.json cannot be read" in capsys.readouterr().err
+    assert "run.json: malformed JSON" in capsys.readouterr().err
 
 
 def test_a_queue_of_requests_is_served_both_ways_and_nothing_is_lost(
@@ -241,7 +241,7 @@ def test_a_queue_of_requests_is_served_both_ways_and_nothing_is_lost(
         (["--policies", "oracle", "--predict-only"], "cannot be deployed"),
         (["--device", "tpu", "--predict-only"], "expected auto"),
         (["--budgets", "abc"], "expected a number of slots"),
-        (["--random", "BROKEN"], "no model config"),
+        (["--random", "BROKEN"], "malformed JSON"),
         pytest.param(
             ["--device", "cuda"],
             "no model can be made",

@@ -16,7 +16,7 @@ from kvpolicies.cli import main
         (["--budgets", "3"], "leaves no slot"),
         (["--budgets", "0"], "budget"),
         (["--budgets", "-5"], "budget"),
-        (["--task", "gsm8k", "--model", "m", "--data", "nowhere.jsonl"], "No such file"),
+        (["--task", "gsm8k", "--model", "m", "--data", "nowhere.jsonl"], "no such file"),
         (["--task", "gsm8k"], "knows the ledger's words only"),
         (["--model", "nowhere.gguf"], "no such file"),
         (["nowhere.yaml"], "no such file"),
@@ -98,8 +98,7 @@ def test_options_win_over_a_file_that_is_only_valid_with_them(tmp_path, capsys):
 
 
 def test_help_has_an_example(capsys):
-    with pytest.raises(SystemExit):
-        main(["compare", "--help"])
+    assert main(["compare", "--help"]) == 0
     assert "kvpolicies compare gsm8k --model smollm2" in capsys.readouterr().out
 
 
@@ -134,7 +133,7 @@ def test_of_several_studies_the_last_is_checked_before_the_first_runs(
     ):
         assert main(["compare", "good.yaml", other]) == 2
         error = capsys.readouterr().err
-        assert says in error and error.count("\n") == 1
+        assert says in error and error.count("kvpolicies: ") == 1 and error.count("\n") <= 2
         assert not (tmp_path / "one").exists()
 
 

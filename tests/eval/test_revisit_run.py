@@ -95,7 +95,7 @@ def test_the_page_loads_nothing_and_shows_the_text(folder):
 def test_tokens_of_others_are_text_on_the_page(folder, tmp_path):
     rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     rows[0]["pieces"][3] = "<script>alert(1)</script>"
-    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "run.json").write_bytes((folder / "run.json").read_bytes())
     config, _ = find(Revisit(length=70, problems=3).resolved())
     page.write(tmp_path, config, rows)
     Links().feed((tmp_path / page.NAME).read_text())
@@ -112,7 +112,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(folder, tmp_path, monkeypatch)
     for name in ("revisit.json", "tokens.csv", "queries.csv", "losses.png"):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
     # Nothing is left to do: nothing is decoded again.
-    monkeypatch.setattr("kvpolicies.eval.revisit.run.decode", None)
+    monkeypatch.setattr("kvpolicies.eval.revisit.evictions.decode", None)
     assert main(command(tmp_path)) == 0
 
 
@@ -177,7 +177,7 @@ def test_worked_solutions_are_a_source(tmp_path):
         ({"dtype": "int8"}, "dtype"),
         ({"device": "tpu"}, "device 'tpu'"),
         ({"traces": "absent.jsonl"}, "name another with --model"),
-        ({"traces": "absent.jsonl", "model": "smollm2"}, "absent.jsonl: No such file"),
+        ({"traces": "absent.jsonl", "model": "smollm2"}, "absent.jsonl: no such file"),
         ({"traces": "results.jsonl"}, "no study's folder"),
         ({"model": "./nowhere"}, "no such folder"),
         ({"length": "901"}, "it must be 50 to 900"),

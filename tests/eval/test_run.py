@@ -148,7 +148,7 @@ def test_results_without_their_run_json_are_refused(tmp_path):
     [
         ("random", "1%", "ledger-0"),
         ("kvpop", "40", "ledger-0.*the budget's window of 10 is too small"),
-        ("kvpop(scorer='BROKEN')", "69", "cannot read scorer.safetensors"),
+        ("kvpop(scorer='BROKEN')", "69", "scorer.safetensors: cannot be read"),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_is_written(tmp_path, policy, budget, says):
@@ -212,7 +212,7 @@ def test_run_json_says_what_ran(small_study):
 
 @pytest.mark.parametrize("out", ["file/x", "x" * 5000])
 def test_a_folder_that_cannot_be_made_is_refused_in_one_line(tmp_path, out):
-    from kvpolicies.eval.provenance import make_folder
+    from kvpolicies.files import make_folder
 
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot be made") as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvpolicies import files
 from kvpolicies.budget import Budget
 from kvpolicies.config import Deployment, load_yaml
 from kvpolicies.eval.selection import deploying
@@ -59,7 +60,7 @@ def test_a_file_that_cannot_be_moved_into_place_leaves_what_was_there(tmp_path, 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(deploying.os, "replace", full)
-    with pytest.raises(ValueError, match="No space left"):
+    monkeypatch.setattr(files.os, "replace", full)
+    with pytest.raises(ValueError, match="no space left"):
         deploying.write_files({tmp_path / "a": "after"})
     assert [p.read_text() for p in tmp_path.iterdir()] == ["before"]

@@ -9,7 +9,6 @@ import pytest
 from scipy import stats
 
 from kvpolicies.eval.memory import Memory
-from kvpolicies.eval.run import Cell
 from kvpolicies.eval.selection.benches import Bench, Measured
 from kvpolicies.eval.selection.bounds import draw_means, lower, mean_over_tasks, upper
 from kvpolicies.eval.selection.candidates import Candidate, Figures, pareto
@@ -18,7 +17,7 @@ from kvpolicies.eval.selection.evidence import Evidence
 from kvpolicies.eval.selection.power import need, problems_needed
 from kvpolicies.eval.selection.sources import Source
 from kvpolicies.eval.stats import Interval
-from kvpolicies.eval.study import Study
+from kvpolicies.eval.study import Cell, Study
 
 FULL = Cell("full", "full")
 

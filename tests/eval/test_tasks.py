@@ -49,7 +49,7 @@ def test_bad_data_names_file_and_line(tmp_path, lines, says):
 
 
 def test_missing_file(tmp_path):
-    with pytest.raises(UserError, match="No such file"):
+    with pytest.raises(UserError, match="no such file"):
         read_problems(tmp_path / "none.jsonl", KEYS, None)
 
 

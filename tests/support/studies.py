@@ -10,8 +10,7 @@ import numpy as np
 
 from kvpolicies.eval import provenance
 from kvpolicies.eval.results import Results
-from kvpolicies.eval.run import cells
-from kvpolicies.eval.study import Study
+from kvpolicies.eval.study import Study, cells
 from kvpolicies.eval.summary import FULL
 from kvpolicies.eval.tasks import Problem
 
