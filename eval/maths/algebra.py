@@ -33,7 +33,8 @@ _SETS = {
     "empty": S.EmptySet,
 }  # fmt: skip
 _INFINITE: Tree = ("const", "oo")
-_MOST_DIGITS = 100_000
+_MOST_DIGITS = 100_000  # of a power
+_LARGEST = 20_000  # argument of a factorial
 _ENOUGH = 4  # points at which both are defined
 _NO_VALUE = (S.NaN, S.ComplexInfinity)
 
@@ -151,7 +152,7 @@ class _Built:
         if isinstance(exponent, sympy.Rational) and isinstance(base, sympy.Rational):
             if base.is_zero and exponent <= 0:
                 raise Unread
-            if abs(exponent) * (len(str(base)) + 1) > _MOST_DIGITS:
+            if abs(exponent) * _digits(base) > _MOST_DIGITS:
                 raise Unread
         if isinstance(exponent, sympy.Rational) and not exponent.is_integer:
             self.domain.append(base)
@@ -169,6 +170,8 @@ class _Built:
         if name in ("ln", "log"):
             self.domain.append(values[0])
             return sympy.log(*values)
+        if name in ("factorial", "binom") and any(v.is_Rational and v > _LARGEST for v in values):
+            raise Unread
         return _FUNCTIONS[name](*values)
 
 
@@ -210,12 +213,15 @@ def _is_zero(difference: Any, *terms: Value) -> bool:
     """Whether a number is zero, measured by what it is the difference of."""
     if difference.is_Rational:
         return difference == 0
-    digits = 60 + 4 * max(
-        (len(str(abs(r.p))) + len(str(r.q)) for r in difference.atoms(sympy.Rational)), default=0
-    )
+    digits = 60 + 4 * max(map(_digits, difference.atoms(sympy.Rational)), default=0)
     value = abs(difference.evalf(15, maxn=3 * digits))
     scale = max((abs(term.evalf(15, maxn=3 * digits)) for term in terms), default=S.One)
     return bool(value <= max(scale, value) * sympy.Float(10) ** -digits)
+
+
+def _digits(number: Value) -> int:
+    """About how many a fraction is written with."""
+    return (int(number.p).bit_length() + int(number.q).bit_length()) // 3 + 1
 
 
 def _not_negative(value: Value) -> bool:

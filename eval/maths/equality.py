@@ -151,6 +151,8 @@ class _Comparison:
         kinds = {wanted.kind, given.kind}
         if kinds <= {"list", "set"} or kinds == {"named"}:
             return self.unordered(wanted.items, given.items)
+        if kinds <= {"list", "set", "named"} and _indexed(wanted) | _indexed(given):
+            return self.unordered(wanted.items, given.items)
         if "set" in kinds:
             return False
         if "list" in kinds and "tuple" in kinds and self.may_be_interval(wanted, given):
@@ -243,6 +245,14 @@ class _Comparison:
             return False
         shown, exact = (one, other) if rounded[0] else (other, one)
         return self.engine.rounds_to(shown, exact)
+
+
+def _indexed(many: Many) -> bool:
+    """Whether it says x_1 = 2, x_2 = 3: where no names are asked for, an order of no meaning."""
+    names = [item.name.partition(" _ ") for item in many.items if isinstance(item, Named)]
+    return many.kind == "named" and all(mark for _, mark, _ in names) and len(
+        {letter for letter, _, _ in names}
+    ) == 1  # fmt: skip
 
 
 def _is_set(answer: Answer) -> bool:

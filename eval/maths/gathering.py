@@ -34,8 +34,6 @@ def gathered(items: list[Answer], joint: str) -> Answer:
     """Several statements as one: x = 1 or x = 2 gives x two values."""
     names = [item.name if isinstance(item, Named) else "" for item in items]
     values = [_unnamed(item) for item in items]
-    if all("_" in name for name in names) and len({n.partition("_")[0] for n in names}) == 1:
-        return Many("list", tuple(values))  # x_1 = 2, x_2 = 3
     if not names[0] or not set(names) <= {names[0], ""}:
         distinct = all(names) and len(set(names)) == len(names)
         return Many("named" if distinct else "list", tuple(items))

@@ -199,7 +199,7 @@ def _texts(command: str, content: str) -> list[tuple[str, str]]:
         return [("sym", f"bold {inner}")]
     if inner in _LETTERS:
         return [_LETTERS[inner]]
-    if inner in FUNCTIONS:
+    if inner in FUNCTIONS and (command == "operatorname" or inner not in UNIT_WORDS):
         return [("fn", inner)]
     if len(inner) == 1 and inner not in _UNIT_LETTERS:
         return [("sym", inner)]

@@ -18,7 +18,7 @@ from kvpolicies.eval.grading import is_correct
 from kvpolicies.eval.maths import deciding
 from kvpolicies.eval.maths.deciding import Child
 
-ENDLESS = ("2", r"(10^9)!")
+ENDLESS = ("x", r"(x+1)^{10^9}")
 RIGHT = (r"\sqrt{8}", r"2\sqrt{2}")
 WRONG = (r"\sqrt{8}", r"2\sqrt{3}")
 
