@@ -93,9 +93,9 @@ def by_transformers(case: Case) -> list[Row]:
 def by_turns(case: Case) -> list[list[int]]:
     """Prompts come in between the tokens of others, as in a server; no trace there."""
     tokens: dict[int, list[int]] = {i: [] for i in range(len(case.rows))}
-    options = {"rows": 2, "max_length": 200, "eos_token_id": -1, "prefill_chunk": case.chunk}
+    options: dict[str, Any] = {"rows": 2, "max_length": 200, "prefill_chunk": case.chunk}
     with (
-        serving(tiny(case.family), case.spec, case.budget, **options) as engine,
+        serving(tiny(case.family), case.spec, case.budget, eos_token_id=-1, **options) as engine,
         torch.no_grad(),
     ):
         for i, row in enumerate(case.rows):
@@ -129,8 +129,9 @@ def test_case(number: int) -> None:
             assert tokens == out.tokens
             assert torch.equal(times_end(times), out.trace.times[0])
     else:
-        options = {"generate": {}, "rows": {"batch_size": 2}, "fixed": {"step": "fixed"}}
-        for ours, out in zip(run(case, case.rows, **options[case.way]), alone, strict=True):
+        ways: dict[str, Any] = {"rows": {"batch_size": 2}, "fixed": {"step": "fixed"}}
+        together = run(case, case.rows, **ways.get(case.way, {}))
+        for ours, out in zip(together, alone, strict=True):
             assert ours.tokens == out.tokens and ours.max_slots == out.max_slots
             assert torch.equal(ours.trace.times, out.trace.times)
 
