@@ -37,7 +37,8 @@ class ScorerConfig:
     input_size: int = 0
     """E, the size of the attention's input (dms and trimkv read it)."""
     window: int = 256
-    """w: kvpop reads a token when it leaves a window of so many tokens."""
+    """w: kvpop decides about a token when it leaves a window of so many tokens; a budget's window
+    may be larger, and not smaller."""
     delay: bool = True
     """kvpop: False reads at entry (an ablation)."""
     memory: int = 0

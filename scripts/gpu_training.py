@@ -52,7 +52,7 @@ def training(clock: Any, dry: bool) -> Iterator[Row]:
     documents = torch.arange(2, device=clock.device).repeat_interleave(length // 2)[None]
     for kind in _kinds():
         recipe = Recipe(kind=kind, sequence=length, budget=(64 if dry else 1024,), batch=1)
-        config = config_for(model, kind, window=recipe.delay)
+        config = config_for(model, kind, window=recipe.lag)
         scorer = Scorer(config).to(clock.device)
         module = Frozen(model, scorer, recipe)
 

@@ -54,7 +54,7 @@ class Ablation:
 
     def judged(self, recipe: Recipe) -> Recipe:
         """The recipe at the study's budgets, where its figures are taken."""
-        return replace(recipe, budget=self.budgets, lse="dense")
+        return replace(recipe, budget=self.budgets, delay=recipe.lag, lse="dense")
 
 
 def load_ablation(

@@ -147,7 +147,7 @@ def new_scorer(recipe: Recipe, model: Any) -> Scorer:
     config = config_for(
         model,
         recipe.kind,
-        window=recipe.delay,
+        window=recipe.lag,
         delay=not recipe.at_entry,
         memory=recipe.memory,
         hidden=recipe.hidden,

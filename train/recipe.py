@@ -70,7 +70,10 @@ class Recipe(Form):
     budget: tuple[int, ...] = option((1024,), "slots of a KV head; of several the loss is the mean")
     sinks: int = option(SINKS, "first tokens that are never evicted")
     window: int | None = option(None, "newest that are never evicted; default: 32, or budget/4")
-    delay: int = option(16, "w: a token is scored, and its target begins, so many tokens later")
+    delay: int | None = option(
+        None, "w: a token is scored, and its target begins, so many tokens later; default: as it "
+        "leaves the window, the smallest of several budgets'"
+    )  # fmt: skip
     boundary: float = option(1.0, "weight of the boundary loss")
     regression: float = option(0.0, "weight of the squared error to the targets")
     regress_first: int = option(0, "steps at the start that train by the squared error alone")
@@ -131,21 +134,27 @@ class Recipe(Form):
         return tuple(Budget.parse(str(total), **parts) for total in self.budget)
 
     @property
+    def lag(self) -> int:
+        """The delay: that of the recipe, or the smallest window of its budgets; at least 1."""
+        return self.delay or max(1, min((budget.window for budget in self.budgets), default=1))
+
+    @property
     def target(self) -> "Target":
         """What the scorer learns."""
         from kvpolicies.learned.targets import Target
 
-        return Target(self.delay, self.aggregate, self.power, self.per_query)
+        return Target(self.lag, self.aggregate, self.power, self.per_query)
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for a run to continue another."""
         values = {key: value for key, value in asdict(self).items() if key not in FREE}
+        values["delay"] = self.lag
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
 def _check_numbers(recipe: Recipe) -> None:
     least = {
-        "sequence": 2, "batch": 1, "accumulate": 1, "steps": 1, "delay": 1, "min_future": 1,
+        "sequence": 2, "batch": 1, "accumulate": 1, "steps": 1, "min_future": 1,
         "devices": 1, "checkpoint_every": 1, "validate_every": 1, "log_every": 1, "held_out": 1,
         "kl_top": 1, "warmup": 0, "regress_first": 0, "memory": 0, "hidden": 0, "seed": 0,
         "workers": 0, "weight_decay": 0, "boundary": 0, "regression": 0, "kl": 0,
@@ -153,6 +162,8 @@ def _check_numbers(recipe: Recipe) -> None:
     for name, low in least.items():
         if not low <= getattr(recipe, name) < float("inf"):
             raise UserError(f"{name} must be at least {low}, got {getattr(recipe, name)}")
+    if recipe.delay is not None and recipe.delay < 1:
+        raise UserError(f"delay must be at least 1, got {recipe.delay}")
     if not 1 <= recipe.power < float("inf"):
         raise UserError(f"power must be at least 1, got {recipe.power}")
     for name in ("lr", "base_lr", "clip", "tau"):
@@ -208,7 +219,7 @@ def _check_budgets(recipe: Recipe) -> None:
     if not recipe.budget:
         raise UserError("budget: give at least one number of slots")
     for budget in recipe.budgets:
-        b, s, w = budget.total, recipe.sequence, recipe.delay
+        b, s, w = budget.total, recipe.sequence, recipe.lag
         if w > budget.window:
             raise UserError(
                 f"delay {w} is larger than the window of {budget.window} that a budget of {b} "

@@ -19,8 +19,13 @@ from kvpolicies.train.recipe import Recipe, load_recipe, shipped
         ({"sequense": 512}, "did you mean 'sequence'?"),
         ({"kind": "kvpopmlp"}, "did you mean 'kvpop_mlp'?"),
         ({"sequence": 133, "budget": 133}, "133 is not longer than the budget 133 (4 sinks + 32 "),
-        ({"sequence": 160, "budget": [69, 133]}, "160 - (133 - 32 - 1) - 16 = 44 later queries"),
-        ({"sequence": 512, "budget": 40}, "larger than the window of 10 that a budget of 40"),
+        ({"sequence": 160, "budget": [69, 133]}, "160 - (133 - 32 - 1) - 17 = 43 later queries"),
+        (
+            {"sequence": 512, "budget": 40, "delay": 16},
+            "larger than the window of 10 that a budget of 40",
+        ),
+        ({"delay": 0}, "delay must be at least 1, got 0"),
+        ({"lr": 1e7}, "lr must be at most 1e+06"),
         ({"sequence": 512, "budget": 38, "window": 33}, "leaves 1 slot to choose"),
         ({"sequence": 512, "budget": 36, "window": 32}, "leaves no slot to choose"),
         ({"batch": 6, "devices": 2, "accumulate": 2}, "6 does not divide into 2 devices x 2"),
@@ -109,3 +114,14 @@ def test_commands_run_without_lightning():
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "pip install kvpolicies[train]" in done.stderr
+
+
+def test_a_token_is_scored_as_it_leaves_the_smallest_window():
+    for budget, window, lag in (((1024,), None, 32), ((133, 69), None, 17), ((96,), 8, 8)):
+        recipe = Recipe(budget=budget, window=window, sequence=2048)
+        assert recipe.delay is None
+        assert recipe.lag == recipe.target.delay == recipe.identity()["delay"] == lag
+    assert Recipe(delay=5).lag == 5
+    for name in shipped():
+        recipe = load_recipe(name)
+        assert recipe.lag == min(budget.window for budget in recipe.budgets)
