@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 
 from kvpolicies.budget import Budget
-from kvpolicies.errors import UserError
 from kvpolicies.kernels.observe import observation_scores
 from kvpolicies.observation import NewestQueries, average_pool, odd_kernel, oldest_of
 from kvpolicies.policy import Schedule, Scores, View, batched_drop, whole
@@ -20,8 +19,9 @@ class RPC(NewestQueries):
     observing queries' own, which are kept, and not among the sinks. Every eviction goes down to the
     fixed budget, at most an eighth of it at once.
 
-    `faithful=True` is the paper's rule: the prompt is never evicted, and of every `P` new
-    tokens the cache keeps `P / c` more, so that it grows; the budget asked for plays no part.
+    `faithful=True` is the paper's rule: the prompt is never evicted, nor scored. Once there are `P`
+    new tokens beside the R newest, `P / c` of them stay, and so again every `P` tokens: the cache
+    grows, and the budget asked for plays no part.
 
     Raises:
         UserError: for a value that an option cannot have.
@@ -39,17 +39,12 @@ class RPC(NewestQueries):
     P: int = 1024
     """Under `faithful`: new tokens between two evictions."""
     c: int = 4
-    """Under `faithful`: of `P` new tokens `P / c` stay."""
+    """Under `faithful`: of `P` new tokens `P / c` stay; at least 2."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         whole(self.P, 1, "rpc: P")
-        whole(self.c, 1, "rpc: c")
-        if self.faithful and self.P // self.c < self.observe_window:
-            raise UserError(
-                f"rpc(faithful=True): P / c = {self.P // self.c} must hold the observation window, "
-                f"{self.observe_window}"
-            )
+        whole(self.c, 2, "rpc: c")
         odd_kernel(self.kernel, "rpc: kernel")
 
     @property
@@ -63,17 +58,18 @@ class RPC(NewestQueries):
         return self.faithful
 
     def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
-        """Under `faithful=True`: the prompt stays, and of every P new tokens P / c."""
+        """Under `faithful=True`: first at P + R new tokens, P / c more each time."""
         if not self.faithful:
             return Schedule.under(budget, batched_drop(self.every, budget), self.observe_window)
-        grows = self.P // self.c
+        grows, first = self.P // self.c, prompt + self.P + self.observe_window
+        evictions = max(0, limit - 1 - self.observe_window) // self.P
         return Schedule(
-            capacity=prompt + (limit - 1) // self.P * grows + self.P,
+            capacity=first + evictions * grows,
             drop=self.P - grows,
             sinks=prompt,
             window=self.observe_window,
             prompt_drop=self.P - grows,
-            first=prompt + self.P,
+            first=first,
             growth=grows,
         )
 

@@ -61,8 +61,9 @@ class _SnapKV(State):
 class RPC(Batched):
     """RPC under a fixed budget: one kept set per layer.
 
-    `faithful`: the prompt stays, and every `P` generated tokens are compressed to P / c, so that
-    the cache grows by so much; the budget asked for does not matter.
+    `faithful`: the prompt stays, and whenever there are `P` generated tokens more than the observing
+    ones, they are compressed to P / c, so that the cache grows by so much; the budget asked for
+    does not matter.
     """
 
     every: int = 128
@@ -78,14 +79,12 @@ class RPC(Batched):
     def terms(self, asked: Budget, prompt: int, limit: int) -> Terms:
         if not self.faithful:
             return Terms(asked)
-        grows = self.P // self.c
-        if grows < max(1, self.observe_window):
-            raise ValueError("the observing tokens do not fit what a compression leaves")
-        most = prompt + -(-limit // self.P) * grows + self.P
+        grows, observing = self.P // self.c, self.observe_window
+        most = prompt + -(-limit // self.P) * grows + self.P + observing
 
         def full_at(seen: int) -> int:
-            periods = -(-max(0, seen - prompt) // self.P)
-            return prompt + max(0, periods - 1) * grows + self.P
+            periods = -(-max(0, seen - prompt - observing) // self.P)
+            return prompt + max(0, periods - 1) * grows + self.P + observing
 
         return Terms(Budget(most, prompt, self.observe_window), full_at, self.P - grows)
 
