@@ -24,7 +24,9 @@ class Lazy(Policy):
     H1 = 2 sigmoid(-1 - (t - TS) / MRI), and H2 = 2 sigmoid(1 - MRI), 0 where MRI is. The prompt's
     queries are not looked at: while a prompt longer than the budget comes in, the newest stay.
 
-    What one eviction frees is also the least that is protected of the newest tokens: the paper's W.
+    What one eviction frees is also the least that is protected of the newest tokens: the paper's W,
+    `every`. It adds a buffer of W tokens on top of the budget, and has no sinks: `faithful=True`.
+    (Its code empties the buffer at each W-th new token, however full it is; here it is full first.)
 
     Raises:
         UserError: for a value that an option cannot have.
@@ -40,6 +42,8 @@ class Lazy(Policy):
     every: int = 101
     """Tokens between two evictions: the paper's W, 101 (GSM8K), 175 (MATH) or 363 (AIME) in its
     code; at most an eighth of the budget goes at once."""
+    faithful: bool = False
+    """The paper's rule: W beside the budget, and no sinks."""
 
     def __post_init__(self) -> None:
         whole(self.every, 1, "lazy: every")
@@ -48,8 +52,17 @@ class Lazy(Policy):
 
     def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
         """Evicts in batches (`batched_drop`); as many of the newest tokens, W, are protected."""
-        drop = batched_drop(self.every, budget)
-        return Schedule.under(budget, drop, window=drop)
+        if not self.faithful:
+            drop = batched_drop(self.every, budget)
+            return Schedule.under(budget, drop, window=drop)
+        if budget.total <= self.every:
+            raise UserError(f"{self}: budget {budget.total} must be larger than every={self.every}")
+        return Schedule(budget.total + self.every, self.every, 0, self.every, self.every)
+
+    @property
+    def own_rule(self) -> bool:
+        """The paper's buffer."""
+        return self.faithful
 
     def observe(self, view: View, step: Step) -> None:
         """Updates TS and MRI by each query in turn, but for the prompt's."""

@@ -132,13 +132,24 @@ class _KeyDiff(State):
 
 @dataclass(frozen=True)
 class Lazy(Batched):
-    """LazyEviction: tokens whose attention recurs stay; as many of the newest as go at once."""
+    """LazyEviction: tokens whose attention recurs stay; as many of the newest as go at once.
+
+    `faithful`: the cache holds the budget and `every` tokens, and is emptied down to the budget.
+    """
 
     every: int = 101
     alpha: float = 1e-4
+    faithful: bool = False
 
     def protected_newest(self, budget: Budget) -> int:
-        return decode_drop(self, budget)
+        return 0 if self.faithful else decode_drop(self, budget)
+
+    def terms(self, asked: Budget, prompt: int, limit: int) -> Terms:
+        if not self.faithful:
+            return Terms(asked)
+        if asked.total <= self.every:
+            raise ValueError("the newest tokens alone fill the budget")
+        return Terms(Budget(asked.total + self.every, 0, self.every), drop=self.every)
 
     def start(self, stream: Stream, budget: Budget) -> State:
         return LazyState(self, stream)

@@ -23,6 +23,7 @@ OWN_RULES = [
     "snapkv(observe_window=4, faithful=True)",
     "rpc(observe_window=4, faithful=True, P=16, c=2)",
     "rkv(every=8, alpha=4, faithful=True)",
+    "lazy(every=8, alpha=0.05, faithful=True)",
 ]
 # Learned policies need a scorer: random ones, for the tiny model only (see scorers.py). Where
 # heads are drawn at random, tests/learned has the same properties at fixed sizes.
