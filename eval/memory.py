@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kvpolicies.admission import asked_for
+from kvpolicies.admission import asked_for, scheduled
 from kvpolicies.budget import AnyBudget
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.errors import UserError
@@ -89,7 +89,7 @@ def _cache(
     from kvpolicies.registry import resolve
 
     chosen, length = resolve(policy), prompt + new
-    schedule = chosen.schedule(asked_for(chosen, budget, length, length), prompt, new)
+    schedule = scheduled(chosen, asked_for(chosen, budget, length, length), prompt, new)
     slots = min(length, schedule.capacity)
     return FixedBudgetCache(model, chosen, schedule, slots=slots, max_length=length)
 

@@ -107,7 +107,7 @@ def check(study: Study) -> list[Problem]:
 
 def check_budgets(study: Study, requests: Sequence[Request]) -> None:
     """Raises UserError if a budget is impossible for a request, or for a policy with it."""
-    from kvpolicies.admission import asked_for
+    from kvpolicies.admission import asked_for, scheduled
 
     policies = [resolve(name) for name in study.policies]
     for budget in map(study.budget_spec, study.budgets):
@@ -116,9 +116,8 @@ def check_budgets(study: Study, requests: Sequence[Request]) -> None:
             try:
                 budget.of(request.length)
                 for policy in policies:
-                    policy.schedule(
-                        asked_for(policy, budget, prompt + limit, request.length), prompt, limit
-                    )
+                    own = asked_for(policy, budget, prompt + limit, request.length)
+                    scheduled(policy, own, prompt, limit)
             except UserError as error:
                 where = f"problem {request.problem.id!r} ({request.length} tokens)"
                 raise UserError(f"budget {budget} of {where}: {error}") from None

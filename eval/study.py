@@ -45,7 +45,9 @@ class Study(Form):
     budgets: tuple[str, ...] = option(
         (), "slots (133) or shares of prompt + new tokens (25%%); default: the task's own"
     )
-    sinks: int | None = option(None, "first tokens that are never evicted; default 4")
+    sinks: int | str | None = option(
+        None, "first tokens that are never evicted, or prompt: all of the prompt; default 4"
+    )
     window: int | None = option(
         None, "newest tokens that are never evicted; default 32, or budget/4"
     )

@@ -7,7 +7,7 @@ import numpy as np
 
 from kvpolicies.budget import AnyBudget, Budget
 from kvpolicies.charging import charged
-from kvpolicies.errors import UserError
+from kvpolicies.errors import UserError, caution
 from kvpolicies.policy import Geometry, Policy, Schedule, whole
 from kvpolicies.sampling import Sampling
 
@@ -91,11 +91,11 @@ def admit(
         own = asked_for(policy, budget, len(prompt) + limits[i], len(prompt) + asked[i])
         if charge and policy.evicts:
             longest = replace(charge, length=len(prompt) + limits[i])
-            own = charged(policy, own, longest)
+            own = charged(policy, own.for_prompt(len(prompt)), longest)
         goal = None if forced is None else [int(t) for t in forced[i]]
         random = sampling.generator(identities[i])
         ids = [int(t) for t in prompt]
-        schedule = policy.schedule(own, len(prompt), limits[i])
+        schedule = scheduled(policy, own, len(prompt), limits[i])
         requests.append(
             Request(i, identities[i], ids, limits[i], own, schedule, sampling, random, goal)
         )
@@ -124,6 +124,26 @@ def asked_for(policy: Policy, budget: AnyBudget, longest: int, length: int) -> B
     if not policy.evicts:
         return Budget(longest, sinks=0, window=0)
     return Budget.parse(budget, length=length)
+
+
+def scheduled(policy: Policy, budget: Budget, prompt: int, limit: int) -> Schedule:
+    """What the policy makes of a budget for a prompt of so many tokens and `limit` new ones.
+
+    Cautions where it has nothing left to choose.
+
+    Raises:
+        UserError: for a budget that is impossible for the policy, or for the prompt.
+    """
+    budget = budget.for_prompt(prompt)
+    schedule = policy.schedule(budget, prompt, limit)
+    free = schedule.capacity - schedule.sinks - schedule.drop
+    if not policy.own_rule and budget.window < schedule.window >= free:
+        caution(
+            f"{policy} at {budget.total} slots keeps sinks and the newest tokens, as streaming "
+            f"does: of the newest it protects {schedule.window} by itself, and beside "
+            f"{schedule.sinks} sinks that is all; it needs more slots, or fewer queries that look"
+        )
+    return schedule
 
 
 def _limits(asked: list[int], forced: Sequence[Sequence[int]] | None) -> list[int]:

@@ -14,6 +14,8 @@ from kvpolicies.errors import UserError
 
 SINKS = 4
 WINDOW = 32
+PROMPT = "prompt"
+"""Given as sinks: all of a sequence's prompt."""
 _LONG = 1 << 20  # tokens: of so many, a share is tried that no length is known for
 _SLOTS = re.compile(r"[0-9]+(_[0-9]+)*")
 _SHARE = re.compile(r"([0-9]*)(?:\.([0-9]*))? *%")
@@ -33,6 +35,8 @@ class Budget:
     """First tokens of a sequence, which are never evicted."""
     window: int = WINDOW
     """Newest tokens, which are never evicted."""
+    keeps_prompt: bool = False
+    """The whole prompt is among the sinks, once it is known (`for_prompt`)."""
 
     def __post_init__(self) -> None:
         for name in ("total", "sinks", "window"):
@@ -55,18 +59,35 @@ class Budget:
         """Tokens processed at once when a prompt is longer than the budget."""
         return max(1, self.topk // 2)
 
+    def for_prompt(self, tokens: int) -> "Budget":
+        """The budget of a sequence whose prompt has so many tokens.
+
+        Raises:
+            ValueError: if a prompt that is kept leaves nothing for the top-k.
+        """
+        if not self.keeps_prompt:
+            return self
+        if tokens + self.window >= self.total:
+            raise UserError(
+                f"budget: total {self.total} leaves no slot to choose: the prompt's {tokens} "
+                f"tokens, which sinks={PROMPT} keeps, + window {self.window} = "
+                f"{tokens + self.window}; total must be larger than that"
+            )
+        return Budget(self.total, max(self.sinks, tokens), self.window)
+
     @classmethod
     def parse(
         cls,
         text: "AnyBudget",
         *,
         length: int | None = None,
-        sinks: int | None = None,
+        sinks: int | str | None = None,
         window: int | None = None,
     ) -> "Budget":
         """Reads `"1024"` (slots) or `"25%"` (of `length` = prompt + max_new_tokens, rounded up).
 
-        Without `window`, small budgets get a smaller one than the default 32: a quarter of `total`.
+        `sinks="prompt"` keeps the whole prompt. Without `window`, small budgets get a smaller one
+        than the default 32: a quarter of `total`.
 
         Raises:
             ValueError: for text that is neither, a ratio without `length`, or an impossible budget.
@@ -89,13 +110,17 @@ class BudgetSpec:
 
     text: str
     """Slots of a KV head, or a share of prompt + max_new_tokens."""
-    sinks: int | None = None
-    """As of `Budget`; None is 4."""
+    sinks: int | str | None = None
+    """As of `Budget`; None is 4, `prompt` the whole prompt."""
     window: int | None = None
     """As of `Budget`; None is 32, or a quarter of a small `total`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", _normalised(self.text))
+        if isinstance(self.sinks, str) and self.sinks != PROMPT:
+            raise UserError(
+                f"budget: sinks must be a whole number >= 0, or {PROMPT}, got {self.sinks!r}"
+            )
         self.of(_LONG)
 
     @property
@@ -117,9 +142,10 @@ class BudgetSpec:
             )
         else:
             total = math.ceil(Fraction(self.text[:-1]) * length / 100)
-        sinks = SINKS if self.sinks is None else self.sinks
         window = min(WINDOW, total // 4) if self.window is None else self.window
-        return Budget(total, sinks, window)
+        if isinstance(self.sinks, str):
+            return Budget(total, 0, window, keeps_prompt=True)
+        return Budget(total, SINKS if self.sinks is None else self.sinks, window)
 
     def __str__(self) -> str:
         return self.text

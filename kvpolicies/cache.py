@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from kvpolicies.admission import scheduled
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.passing import PassingLayer
@@ -48,7 +49,8 @@ class FixedBudgetCache(Cache):
         policy: a `Policy`, or its spec such as `"beacon(n_beacon=8)"`.
         budget: one `Budget` for all rows, an int or text such as `"1024"`, or one Budget a prompt
             of the batch. A paper's own rule (`faithful=True`) depends on prompt and limit: give it
-            `policy.schedule(budget, prompt_tokens, max_new_tokens)` for each prompt.
+            `policy.schedule(budget.for_prompt(n), n, max_new_tokens)` for each prompt of n tokens;
+            so does a budget with `sinks="prompt"`.
         request_ids: what identifies each prompt of the batch in any other (default: 0 for all);
             policies that draw random numbers seed them with it, as `generate` does.
         slots: slots to allocate a head; default the largest budget. Fewer suffice when sequences
@@ -112,12 +114,14 @@ class FixedBudgetCache(Cache):
     def _schedule(self, budget: Budget | Schedule | str | int) -> Schedule:
         if isinstance(budget, Schedule):
             return budget
-        if self.policy.own_rule:
+        budget = Budget.parse(budget)
+        if self.policy.own_rule or budget.keeps_prompt:
             raise UserError(
                 f"FixedBudgetCache: what {self.policy} holds follows from prompt and limit: give "
-                "it policy.schedule(budget, prompt_tokens, max_new_tokens) for each prompt"
+                "it policy.schedule(budget.for_prompt(n), n, max_new_tokens) for each prompt of n "
+                "tokens"
             )
-        return self.policy.schedule(Budget.parse(budget), 0, 0)
+        return scheduled(self.policy, budget, 0, 0)
 
     def set_attached(self, attached: bool) -> None:
         """Called by `attach`: without it, new keys would go nowhere."""

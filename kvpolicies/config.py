@@ -8,6 +8,7 @@ import argparse
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,7 +45,9 @@ class Deployment(Form):
     model: str = option("embedded", "embedded, smollm2, a hub id, a folder, or gguf:FILE")
     policy: str = option("beacon", "policy with options, such as beacon(n_beacon=8)")
     budget: str = option("1024", "slots of a KV head, or a share of prompt + new tokens (25%%)")
-    sinks: int | None = option(None, "first tokens that are never evicted; default 4")
+    sinks: int | str | None = option(
+        None, "first tokens that are never evicted, or prompt: all of the prompt; default 4"
+    )
     window: int | None = option(
         None, "newest tokens that are never evicted; default 32, or total/4"
     )
@@ -217,7 +220,10 @@ def _converted(value: Any, hint: Any, what: str) -> Any:
     if isinstance(hint, types.UnionType):
         if value is None:
             return None
-        hint = next(h for h in typing.get_args(hint) if h is not type(None))
+        *others, hint = (h for h in typing.get_args(hint) if h is not type(None))
+        for other in others:
+            with suppress(UserError):
+                return _converted(value, other, what)
     if typing.get_origin(hint) in (tuple, list):
         parts = split_list(value) if isinstance(value, str) else value
         if not isinstance(parts, Sequence):

@@ -80,6 +80,7 @@ class Schedule:
             drop: slots freed while decoding. window: newest tokens that the policy itself never
                 gives up, beyond the budget's window and as far as the budget allows.
         """
+        assert not budget.keeps_prompt, "of a budget that keeps the prompt: budget.for_prompt first"
         return cls(
             budget.total,
             drop,

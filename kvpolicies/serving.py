@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from kvpolicies.adapter import attach
-from kvpolicies.admission import Request, admit, asked_for
+from kvpolicies.admission import Request, admit, asked_for, scheduled
 from kvpolicies.budget import AnyBudget
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.decoding import stop_set
@@ -114,7 +114,7 @@ def serving(
         whole(prefill_chunk, 1, "prefill_chunk")
     mode = check_mode(step, chosen, next(model.parameters()).device)
     largest = asked_for(chosen, budget, max_length, max_length)
-    schedule = chosen.schedule(largest, max_length - 1, 1)
+    schedule = scheduled(chosen, largest, 1, max_length - 1)
     # What a paper's own rule holds follows from the prompt, but is never more than the sequence.
     slots = max_length if chosen.own_rule else min(max_length, schedule.capacity)
     cache = FixedBudgetCache(model, chosen, schedule, slots=slots, max_length=max_length)

@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Any
 from kvpolicies.config import MODES, split_list
 from kvpolicies.errors import UserError
 from kvpolicies.eval.bench_table import print_table, read_rows, write_csv
-from kvpolicies.eval.commands.deployed import budgets_of, numbers, settled, whole_number
+from kvpolicies.eval.commands.deployed import (
+    budgets_of,
+    numbers,
+    settled,
+    sinks,
+    whole_number,
+)
 from kvpolicies.eval.provenance import check_makeable
 from kvpolicies.eval.results import open_whole
 from kvpolicies.eval.units import parse_bytes
@@ -44,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--policies", help="policies with options (transformers,full,streaming,beacon); "
         "`transformers` is its own full-cache generation")  # fmt: skip
     add("--budgets", help="slots, or shares of prompt + new tokens (25%%); default: 512")
-    add("--sinks", type=whole_number, help="first tokens that are never evicted; default: 4")
+    add("--sinks", type=sinks, help="first tokens that are never evicted, or prompt; default: 4")
     add("--window", type=whole_number, help="newest tokens that are never evicted; default: 32, or "
         "budget/4")  # fmt: skip
     add("--batch-sizes", help="rows decoded at once; default: 8")

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from kvpolicies.budget import BudgetSpec
+from kvpolicies.budget import PROMPT, BudgetSpec
 from kvpolicies.config import Deployment, from_mapping, read_yaml
 from kvpolicies.errors import UserError
 
@@ -67,6 +67,11 @@ def whole_number(text: str) -> int:
         return int(text.encode("ascii"))
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+
+
+def sinks(text: str) -> int | str:
+    """An option's number, or the word for all of the prompt."""
+    return text if text == PROMPT else whole_number(text)
 
 
 def budgets_of(args: argparse.Namespace) -> list[BudgetSpec]:
