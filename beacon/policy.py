@@ -51,7 +51,9 @@ class Beacon(Policy):
     the cache from the current position; the `n_recent` newest queries look from their own. Evicts
     down to 7/8 of the budget.
 
-    Options are the paper's ablations and ours.
+    `faithful=True` is the paper's rule: the prompt stays whatever its scores, an eighth of the other
+    slots goes, and of the newest tokens the recents alone are protected. The other options are the
+    paper's ablations and ours.
 
     Raises:
         UserError: for a value that an option cannot have, or options that exclude each other.
@@ -84,6 +86,8 @@ class Beacon(Policy):
     refresh: str = "beat"
     """`beat`, the paper's, thins the buffer whenever it is full; `revisit` exchanges one beacon
     whenever a query comes that none of them stands for (see `Exchange`)."""
+    faithful: bool = False
+    """The paper's rule: the prompt stays, and no window beyond the recents."""
 
     def __post_init__(self) -> None:
         whole(self.n_beacon, 0, "beacon: n_beacon", MOST_QUERIES)
@@ -119,9 +123,23 @@ class Beacon(Policy):
         return kind(self.n_beacon, self.n_recent, self.selector, Space(self.space, self.shared))
 
     def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
-        """Down to 7/8 of the budget; the recents are protected."""
-        drop = max(1, min(budget.total - 7 * budget.total // 8, budget.topk))
+        """Down to 7/8 of the budget, of what the prompt leaves of it under `faithful=True`; the
+        recents are protected.
+
+        Raises:
+            UserError: under `faithful=True`, if the prompt leaves nothing to choose.
+        """
+        rest = budget.total
+        if self.faithful:
+            budget = Budget(budget.total, 0, self.n_recent, keeps_prompt=True).for_prompt(prompt)
+            rest -= prompt
+        drop = max(1, min(rest - 7 * rest // 8, budget.topk))
         return Schedule.under(budget, drop, self.n_recent)
+
+    @property
+    def own_rule(self) -> bool:
+        """The paper's, which keeps the prompt."""
+        return self.faithful
 
     def init_state(self, geometry: Geometry) -> dict[str, Tensor]:
         """See `Keeper`."""

@@ -35,6 +35,7 @@ RUNS: list[tuple[str, dict[str, Any], int]] = [
     ("keydiff", {"every": 1}, 4),
     ("lazy", {}, 9),
     ("lazy", {"alpha": 0.05}, 4),
+    ("lazy", {"faithful": True, "alpha": 0.05, "every": 4}, 4),
     ("rkv", {}, 9),
     ("rkv", {"beta": 2, "mix": 0.5, "alpha": 3}, 4),
     ("rkv", {"faithful": True, "every": 8}, 4),
@@ -44,6 +45,7 @@ RUNS: list[tuple[str, dict[str, Any], int]] = [
     ("beacon", {"n_beacon": 0, "n_recent": 8}, 3),
     ("beacon", {"n_beacon": 7, "n_recent": 1, "pool": "mean"}, 3),
     ("beacon", {**EIGHT, "selector": "initial"}, 3),
+    ("beacon", {**FOUR, "faithful": True}, 3),
     ("beacon", {**EIGHT, "space": "post_rope"}, 3),
     ("beacon", {**FOUR, "pool": "soft"}, 3),
     ("beacon", {**EIGHT, "pool": "soft", "temperature": 1.5}, 3),
@@ -96,12 +98,15 @@ def needs_of(name: str, options: dict[str, Any]) -> Needs:
         topks = (20, 36) if "kmeans_nearest" in options.values() else (1, 5, 11, 20, 36)
         # Over the root of 2 or 7, which sharing divides by, whole cosines are not exact.
         groups = (1, 4) if options.get("shared") else Needs.groups
-        return Needs(topks=topks, kinds=kinds, groups=groups)
+        beside = options["n_recent"] + 1 if options.get("faithful") else None
+        return Needs(
+            topks=topks, kinds=kinds, groups=groups, beside=beside, slots=(beside or -1) + 1
+        )
     if name == "rpc":
         # Of seven heads the means are not exact, and are summed. A paper's periods want time.
         return Needs(decoded=60 if "P" in options else 41, kinds=kinds, groups=(1, 2, 4))
     # A paper's own rule wants room for the observing tokens.
-    slots = {"snapkv": 5, "rkv": 9}.get(name, 0) if options.get("faithful") else 0
+    slots = {"snapkv": 5, "rkv": 9, "lazy": 5}.get(name, 0) if options.get("faithful") else 0
     return Needs(slots=slots, kinds=kinds)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.reference.attention import Array, causal_rows
 from tests.reference.buffers import Memory, QueryBuffer, RevisitBuffer, Select, WholeHistory
-from tests.reference.rule import Budget, Observation, Policy, State, Stream
+from tests.reference.rule import Budget, Observation, Policy, State, Stream, Terms
 from tests.reference.selection import fps_with_gap, kmeans, points
 
 
@@ -60,6 +60,7 @@ class Beacon(Policy):
     space: str = "pre_rope"
     shared: bool = False
     refresh: str = "beat"
+    faithful: bool = False
     rerotate: bool = False
 
     def wish(self, total: int) -> int:
@@ -68,6 +69,16 @@ class Beacon(Policy):
 
     def protected_newest(self, budget: Budget) -> int:
         return self.n_recent
+
+    def terms(self, asked: Budget, prompt: int, limit: int) -> Terms:
+        """`faithful`: the prompt stays, an eighth of the other slots goes; no window but recents."""
+        if not self.faithful:
+            return Terms(asked)
+        budget = Budget(asked.total, prompt, self.n_recent)
+        if budget.topk < 1:
+            raise ValueError("the prompt and the recents alone fill the budget")
+        rest = asked.total - prompt
+        return Terms(budget, drop=max(1, min(rest - 7 * rest // 8, budget.topk)))
 
     def start(self, stream: Stream, budget: Budget) -> BeaconState:
         return BeaconState(self, stream, budget)

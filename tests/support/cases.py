@@ -71,6 +71,8 @@ class Needs:
     decoded: int = 41
     kinds: tuple[str, ...] = ALL_KINDS
     groups: tuple[int, ...] = (1, 2, 4, 7)
+    beside: int | None = None
+    """Slots that a prompt leaves free at least; None: it may be longer than the budget."""
 
 
 def draw_batch(spec: str, number: int, needs: Needs) -> Batch:
@@ -85,6 +87,8 @@ def draw_batch(spec: str, number: int, needs: Needs) -> Batch:
     for _ in range(ROWS[number % 5]):
         budget = first if rng.random() < 0.7 else _budget(rng, needs)
         prompt = _prompt(rng, budget[0])
+        if needs.beside is not None:
+            prompt = min(prompt, budget[0] - needs.beside)
         if rows and rng.random() < 0.3:  # rows that do the same in each step
             prompt, budget = rows[-1].prompt, rows[-1].budget
         rows.append(Row(prompt, _decoded(rng, needs.decoded), budget))
