@@ -51,9 +51,9 @@ class Beacon(Policy):
     the cache from the current position; the `n_recent` newest queries look from their own. Evicts
     down to 7/8 of the budget.
 
-    `faithful=True` is the paper's rule: the prompt stays whatever its scores, an eighth of the other
-    slots goes, and of the newest tokens the recents alone are protected. The other options are the
-    paper's ablations and ours.
+    `faithful=True` is the paper's rule: the prompt stays whatever its scores, an eighth of the
+    other slots goes, and of the newest tokens the recents alone are protected. The other options
+    are the paper's ablations and ours.
 
     Raises:
         UserError: for a value that an option cannot have, or options that exclude each other.

@@ -231,13 +231,13 @@ class Run:
     def times(self, theirs: SimpleNamespace) -> np.ndarray:
         """[sequences, prompts, H, T] uint8."""
         told = {"prompt"} & set(self.driver.__annotations__)
-        return np.array([
-            [
-                x.decode(prompt, self.driver(theirs, x, **dict.fromkeys(told, prompt), **self.options))
-                for prompt in self.prompts
-            ]
-            for x in (Inputs(i, self.group, self.repeat) for i in range(SEQUENCES))
-        ])  # fmt: skip
+
+        def one(x: Inputs, prompt: int) -> np.ndarray:
+            options = {**self.options, **dict.fromkeys(told, prompt)}
+            return x.decode(prompt, self.driver(theirs, x, **options))
+
+        inputs = [Inputs(i, self.group, self.repeat) for i in range(SEQUENCES)]
+        return np.array([[one(x, prompt) for prompt in self.prompts] for x in inputs])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -334,11 +334,16 @@ def draw() -> None:
         name: np.clip(np.rint(size * SCALE * rng.standard_normal(shape)), -127, 127).astype(np.int8)
         for name, size in (("keys", 1.0), ("queries", 2.0))
     }
-    np.savez_compressed(GOLDEN / "inputs.npz", **arrays)
+    save("inputs", arrays)
+
+
+def save(name: str, arrays: dict[str, Any]) -> None:
+    """Writes tests/reference/golden/NAME.npz."""
+    np.savez_compressed(GOLDEN / f"{name}.npz", **arrays)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("what", nargs="+", help=f"inputs, or one of {', '.join(AUTHORS)} =PATH")
     for what in parser.parse_args().what:
         name, _, path = what.partition("=")
@@ -357,7 +362,7 @@ def main() -> None:
             for key, run in author.runs.items()
         }
         about = json.dumps({**origin, "runs": options})
-        np.savez_compressed(GOLDEN / f"{name}.npz", about=np.array(about), **figures)
+        save(name, {"about": np.array(about), **figures})
         print(name, {key: figure.shape for key, figure in figures.items()})
 
 

@@ -71,7 +71,7 @@ class Beacon(Policy):
         return self.n_recent
 
     def terms(self, asked: Budget, prompt: int, limit: int) -> Terms:
-        """`faithful`: the prompt stays, an eighth of the other slots goes; no window but recents."""
+        """`faithful`: the prompt stays, an eighth of the other slots goes, recents alone stay."""
         if not self.faithful:
             return Terms(asked)
         budget = Budget(asked.total, prompt, self.n_recent)

@@ -8,7 +8,7 @@ for all of the difference; docs/faults.md gives the share of sets that it change
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -61,9 +61,9 @@ class _SnapKV(State):
 class RPC(Batched):
     """RPC under a fixed budget: one kept set per layer.
 
-    `faithful`: the prompt stays, and whenever there are `P` generated tokens more than the observing
-    ones, they are compressed to P / c, so that the cache grows by so much; the budget asked for
-    does not matter.
+    `faithful`: the prompt stays, and whenever there are `P` generated tokens more than the
+    observing ones, they are compressed to P / c, so that the cache grows by so much; the budget
+    asked for does not matter.
     """
 
     every: int = 128
