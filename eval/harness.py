@@ -22,6 +22,8 @@ from kvpolicies.decoding import generate
 from kvpolicies.errors import UserError
 from kvpolicies.eval import models
 from kvpolicies.generation import Generation
+from kvpolicies.models.form import Form
+from kvpolicies.models.prompts import Prompts
 from kvpolicies.registry import resolve
 
 try:
@@ -48,6 +50,8 @@ class PolicyLM(TemplateLM):
         max_length: most tokens of context and continuation (default: the model's positions);
             longer contexts lose their beginning.
         seed: of sampling, and of the random policy.
+        thinking: with lm-eval's --apply_chat_template, as of `Form`; there is no wrapper, for
+            lm-eval writes the prompts.
 
     Raises:
         UserError: an unknown policy, an impossible budget, a model that is not there.
@@ -64,6 +68,7 @@ class PolicyLM(TemplateLM):
         max_gen_toks: int = 256,
         max_length: int | None = None,
         seed: int = 0,
+        thinking: bool | str | None = None,
         **other: Any,
     ) -> None:
         super().__init__()
@@ -81,6 +86,7 @@ class PolicyLM(TemplateLM):
         positions = getattr(self.model.config, "max_position_embeddings", 0) or 1 << 20
         self.max_length = _whole(max_length or positions, "max_length")
         self._device = next(self.model.parameters()).device
+        self._thinking, self._chats = _switch(thinking), False
 
     @property
     def eot_token_id(self) -> int:
@@ -102,21 +108,23 @@ class PolicyLM(TemplateLM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """The conversation as the tokenizer's template writes it."""
-        return self.tokenizer.apply_chat_template(
-            chat_history,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
-        )
+        """The conversation as a study renders it, by the tokenizer's template.
+
+        Raises:
+            UserError: there is none, it has no switch for thinking, or it refuses this.
+        """
+        self._chats = True
+        form = Form("chat", thinking=self._thinking)
+        prompts = Prompts(self.tokenizer, form)
+        return prompts.text(chat_history, answer=add_generation_prompt, goes_on=True)
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """Token ids; special ones are added unless the text (of a template) begins with them."""
+        """Token ids; special ones are added unless a template wrote the text, or it has them."""
         if add_special_tokens is None:
             begin = self.tokenizer.bos_token
-            add_special_tokens = not (begin and string.startswith(begin))
+            add_special_tokens = not (self._chats or (begin and string.startswith(begin)))
         return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
 
     def _loglikelihood_tokens(
@@ -246,6 +254,13 @@ def _cut(text: str, until: list[str]) -> str:
     for word in until:
         text = text.split(word)[0]
     return text
+
+
+def _switch(value: Any) -> bool | None:
+    known = {"true": True, "false": False, "none": None}
+    if str(value).lower() not in known:
+        raise UserError(f"model kvpolicies: thinking must be true or false, got {value!r}")
+    return known[str(value).lower()]
 
 
 def _whole(value: Any, name: str) -> int:

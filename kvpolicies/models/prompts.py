@@ -100,8 +100,14 @@ class Prompts:
         end = self.tokenizer.eos_token_id
         return ids if not ids or end is None or ids[-1] == end else [*ids, end]
 
-    def text(self, messages: Sequence[Message], *, answer: bool = True) -> str:
-        """The conversation as text, up to where the answer begins; `answer=False`: all of it.
+    def text(
+        self, messages: Sequence[Message], *, answer: bool = True, goes_on: bool = False
+    ) -> str:
+        """The conversation as text, up to where the answer begins.
+
+        Args:
+            answer: False ends it with the last turn.
+            goes_on: that turn is not closed then, and can be written on.
 
         Raises:
             UserError: the chat template refuses it.
@@ -109,7 +115,7 @@ class Prompts:
         wrapped = [self._wrapped(message) for message in messages]
         if self.form.template == "plain":
             return "\n".join(message["content"] for message in wrapped)
-        return self._filled(wrapped, answer, self.form.thinking)
+        return self._filled(wrapped, answer, self.form.thinking, goes_on and not answer)
 
     def _encoded(self, messages: Sequence[Message], answer: bool) -> list[int]:
         """Token ids of what `text` gives, control tokens of contents as text."""
@@ -139,9 +145,16 @@ class Prompts:
         before, after = self.form.wrapper.split(SLOT)
         return {**message, "content": before + message["content"] + after}
 
-    def _filled(self, messages: Sequence[Message], answer: bool, thinking: bool | None) -> str:
+    def _filled(
+        self,
+        messages: Sequence[Message],
+        answer: bool,
+        thinking: bool | None,
+        goes_on: bool = False,
+    ) -> str:
         """The chat template's text."""
         switches = {} if thinking is None else dict.fromkeys(_SWITCHES, thinking)
+        switches |= {"continue_final_message": True} if goes_on else {}
         try:
             return self.tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=answer, **switches

@@ -20,6 +20,9 @@ from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
 
 from kvpolicies.eval import harness
+from kvpolicies.models.form import Form
+from kvpolicies.models.prompts import Prompts, user
+from tests.support.tokenizers import THINKS, of_bytes
 
 PROBLEMS = [ledger.make_problem(number, length=80) for number in range(3)]
 TEXTS = {
@@ -201,3 +204,19 @@ def test_what_does_not_fit_is_refused(full: Any) -> None:
     )
     ids, wanted = full._encode_pair(context, " " + PROBLEMS[0].trace.split()[0])
     assert value == pytest.approx(plain(full, ids[-8:], wanted)[0], abs=1e-3)  # 8 and the last
+
+
+def test_a_chat_is_rendered_as_a_study_renders_it(full: Any, monkeypatch: Any) -> None:
+    tokenizer = of_bytes(THINKS)  # which adds a token to texts, where the template adds none
+    talk: Any = [{"role": "system", "content": "Short."}, *user("6 * 7?")]
+    for thinking in (None, False):
+        own = adapter("embedded", thinking=thinking, device="cpu")
+        monkeypatch.setattr(own, "tokenizer", tokenizer)
+        prompts = Prompts(tokenizer, Form(thinking=thinking))
+        assert own.tok_encode(own.apply_chat_template(talk)) == prompts.prompt(talk)
+        begun = [*talk, {"role": "assistant", "content": "It is"}]
+        assert own.apply_chat_template(begun, add_generation_prompt=False).endswith("It is")
+    with pytest.raises(UserError, match="thinking must be true or false, got 'maybe'"):
+        adapter("embedded", thinking="maybe", device="cpu")
+    with pytest.raises(UserError, match="no chat template"):
+        full.apply_chat_template(talk)
