@@ -8,11 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from kvpolicies.errors import UserError
 from kvpolicies.eval.prompts import Request
 from kvpolicies.models import tokens
 from kvpolicies.models.form import Form
 from kvpolicies.models.prompts import Prompts, user
 
+KEY = "prompts"
+"""Of run.json."""
+_KINDS = {
+    "form": dict, "chat_template": str, "dated": bool, "problems": int, "words": int,
+    "unknown": int, "problems_unknown": int, "some": str, "cut": int, "example": dict,
+}  # fmt: skip
 FIRST, LAST = 800, 400
 """Tokens that are shown of a longer prompt."""
 
@@ -23,6 +30,7 @@ def describe(form: Form, requests: Sequence[Request], tokenizer: Any) -> dict[st
     Returns:
         form: template, wrapper, thinking (None where nothing switches it) and special_tokens.
         chat_template: a short hash of it; empty where none is used.
+        dated: whether it writes the date of the day.
         problems, words: how many were asked; words of solutions too, where those are fed.
         unknown, problems_unknown, some: words that the tokenizer does not know, in how many
             problems, and a few of them.
@@ -42,6 +50,7 @@ def describe(form: Form, requests: Sequence[Request], tokenizer: Any) -> dict[st
     return {
         "form": asdict(prompts.form),
         "chat_template": prompts.fingerprint,
+        "dated": prompts.dated,
         "problems": len(first),
         "words": sum(len(text.split()) for both in texts for text in both),
         "unknown": len(every),
@@ -54,6 +63,28 @@ def describe(form: Form, requests: Sequence[Request], tokenizer: Any) -> dict[st
         ),
         "example": _example(first[0], tokenizer),
     }
+
+
+def read(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+    """What `describe` told, of a run.json; None of one that has nothing of it.
+
+    Raises:
+        UserError: it has something else there.
+    """
+    told = record.get(KEY)
+    if told is None:
+        return None
+    try:
+        right = all(isinstance(told[key], kind) for key, kind in _KINDS.items())
+        pieces = told["example"]["pieces"]
+        right = right and all(isinstance(text, str) for text, _ in pieces)
+        right = right and isinstance(told["example"]["tokens"], int)
+        Form(**told["form"]).described()
+    except (KeyError, TypeError, ValueError, AttributeError):
+        right = False
+    if not right:
+        raise UserError(f"{where}: not the record of a study (its {KEY!r})")
+    return told
 
 
 def rendered(told: Mapping[str, Any]) -> str:
@@ -70,6 +101,8 @@ def cautions(told: Mapping[str, Any]) -> list[str]:
             f"are asked, in {told['problems_unknown']:,} {of} ({told['some']}): in their place the "
             "model sees a token for what is unknown, or less than the word."
         )
+    if told["dated"]:
+        said.append("The chat template writes the day's date, so that prompts change with it.")
     if told["cut"]:
         said.append(f"{told['cut']:,} {of} have a solution that is cut at the limit of new tokens.")
     return said

@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval import claims
+from kvpolicies.eval import asked, claims
 from kvpolicies.eval.claims import Claims
 from kvpolicies.eval.results import shards
 from kvpolicies.eval.tasks import Problem, fingerprint
 from kvpolicies.files import make_folder, naming, read_json, write_json
 
 NAME = "run.json"
-PROMPTS = "prompts"
-"""Its part on how the model is asked (asked.py)."""
 
 
 class Asked(Protocol):
@@ -86,13 +84,9 @@ def read_record(folder: Path) -> dict[str, Any]:
     for key, kind in _KINDS.items():
         if not isinstance(record.get(key), kind):
             raise UserError(f"{folder / NAME}: not the record of a study (its {key!r})")
-    asked = record.get(PROMPTS) or {"form": {}, "chat_template": ""}
     if not all(isinstance(entry, dict) for entry in record["environments"]):
         raise UserError(f"{folder / NAME}: not the record of a study (its 'environments')")
-    if not isinstance(asked, dict) or not isinstance(asked.get("form"), dict):
-        raise UserError(f"{folder / NAME}: not the record of a study (its {PROMPTS!r})")
-    if not isinstance(asked.get("chat_template"), str):
-        raise UserError(f"{folder / NAME}: not the record of a study (its {PROMPTS!r})")
+    asked.read(record, str(folder / NAME))
     return record
 
 
@@ -120,12 +114,12 @@ def open_folder(
     study: Asked,
     problems: Sequence[Problem],
     model_info: dict[str, Any],
-    asked: dict[str, Any] | None = None,
+    told: dict[str, Any] | None = None,
 ) -> Path:
     """Makes the folder and writes or extends run.json, in one step; returns the folder.
 
     Args:
-        asked: how the model is asked (`asked.describe`).
+        told: how the model is asked (`asked.describe`).
 
     Raises:
         UserError: the folder holds another study, or results of other weights or of prompts in
@@ -136,7 +130,7 @@ def open_folder(
     with Claims(out) as held:  # of several processes that start at once, one writes
         held.wait(claims.FOLDER)
         check_folder(study, problems)
-        _record(out / NAME, study, problems, model_info, asked)
+        _record(out / NAME, study, problems, model_info, told)
     return out
 
 
@@ -145,7 +139,7 @@ def _record(
     study: Asked,
     problems: Sequence[Problem],
     model_info: dict[str, Any],
-    asked: dict[str, Any] | None,
+    told: dict[str, Any] | None,
 ) -> None:
     here = environment()
     record: dict[str, Any] = {
@@ -153,7 +147,7 @@ def _record(
         "problems_fingerprint": fingerprint(problems),
         "problems": len(problems),
         "model": model_info,
-        PROMPTS: asked,
+        asked.KEY: told,
         "environments": [],
     }
     if path.exists():
@@ -162,10 +156,10 @@ def _record(
             raise UserError(
                 f"--out {path.parent}: its results are those of other weights of {study.model}"
             )
-        _check_form(path.parent, record.get(PROMPTS), asked)
-    if here not in record["environments"] or record.get(PROMPTS) != asked:
+        _check_form(path.parent, asked.read(record, str(path)), told)
+    if here not in record["environments"] or record.get(asked.KEY) != told:
         record["environments"] += [here] if here not in record["environments"] else []
-        record[PROMPTS] = asked
+        record[asked.KEY] = told
         write_json(path, record)
 
 

@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from kvpolicies.eval import (
     analysis,
+    asked,
     controls,
     foreword,
     lookahead,
@@ -43,7 +44,7 @@ def write_report(folder: Path, study: Study) -> list[Summary]:
     pictures = plots.write_plots(folder, draws)
     record = provenance.read_record(folder)
     page = _render(
-        **_results(study, found, rows, record.get(provenance.PROMPTS)),
+        **_results(study, found, rows, asked.read(record, str(folder / provenance.NAME))),
         **_pictures(study, found.cells, pictures),
         **_origin(record),
         title=f"{study.task}: {study.model}",

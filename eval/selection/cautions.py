@@ -36,12 +36,12 @@ def cautions(evidence: Evidence, winner: Candidate, load: Load, config: Any) -> 
 
 
 def _asked(source: Source) -> list[str]:
-    if source.asked is None:
+    if source.told is None:
         return [
             f"{source.folder} does not say how its prompts were rendered, so that the deployment "
             "may render them otherwise"
         ]
-    return [f"{source.study.task}: {one.removesuffix('.')}" for one in asked.cautions(source.asked)]
+    return [f"{source.study.task}: {one.removesuffix('.')}" for one in asked.cautions(source.told)]
 
 
 def _cut_off(bench: Bench, winner: Candidate) -> list[str]:

@@ -127,7 +127,7 @@ def selection_json(
                 "problems": source.problems,
                 "samples": source.study.samples,
                 "weights": source.weights,
-                "prompts": source.asked,
+                "prompts": source.told,
             }
             for source in evidence.sources
         ],

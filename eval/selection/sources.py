@@ -6,7 +6,7 @@ from typing import Any
 
 from kvpolicies.config import from_mapping
 from kvpolicies.errors import UserError, cut, shown
-from kvpolicies.eval import provenance
+from kvpolicies.eval import asked, provenance
 from kvpolicies.eval.study import Study
 from kvpolicies.files import naming, read_json
 from kvpolicies.models.form import KEYS as FORM
@@ -30,13 +30,13 @@ class Source:
     problems: int
     weights: str
     """A short hash of the model's."""
-    asked: dict[str, Any] | None
+    told: dict[str, Any] | None
     """How the model was asked (asked.py); None of a folder that does not say."""
 
     @property
     def form(self) -> Form | None:
         """How its prompts were rendered."""
-        return None if self.asked is None else Form(**self.asked["form"])
+        return None if self.told is None else Form(**self.told["form"])
 
 
 def read_source(folder: Path) -> Source:
@@ -54,9 +54,7 @@ def read_source(folder: Path) -> Source:
     if not isinstance(weights, str):
         raise UserError(f"{where}: not the record of a study (its model's 'weights')")
     commits = dict.fromkeys(str(entry.get("commit")) for entry in record["environments"])
-    fingerprint, asked = record["problems_fingerprint"], record.get(provenance.PROMPTS)
-    if asked is not None:
-        from_mapping(Form, asked["form"], f"{where}: {provenance.PROMPTS}: form")
+    fingerprint, told = record["problems_fingerprint"], asked.read(record, where)
     if study.charge_state:
         raise UserError(
             f"{folder}: its policies paid for their state in slots (charge_state), "
@@ -67,7 +65,7 @@ def read_source(folder: Path) -> Source:
             f"{folder}: task {study.task} grades no answers, so it has no accuracy "
             "to choose by; give a study of a task that generates"
         )
-    return Source(str(folder), study, tuple(commits), fingerprint, count, weights, asked)
+    return Source(str(folder), study, tuple(commits), fingerprint, count, weights, told)
 
 
 def _record(folder: Path) -> dict[str, Any]:

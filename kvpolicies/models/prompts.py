@@ -63,6 +63,11 @@ class Prompts:
             return ""
         return hashlib.sha256(self._template.encode()).hexdigest()[:16]
 
+    @property
+    def dated(self) -> bool:
+        """Whether the chat template writes the date of the day."""
+        return self.form.template == "chat" and "strftime_now" in self._template
+
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation, up to where the answer begins.
 

@@ -142,6 +142,32 @@ def test_another_form_is_another_study(chain: tuple[Path, str]) -> None:
             provenance._check_form(folder, before, {**before, key: value})
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"form": {"template": "chat", "colour": 1}}, {"form": []}, {"words": "many"}, {"some": None},
+     {"example": {}}, {"example": {"problem": "p", "tokens": 1, "pieces": [[1, 2]]}}],
+)  # fmt: skip
+def test_what_is_no_record_of_how_it_asked_is_refused(
+    chain: tuple[Path, str], change: dict[str, Any]
+) -> None:
+    record = json.loads((chain[0] / "study" / "run.json").read_text())
+    assert asked.read(record, "here") == record["prompts"]
+    assert asked.read({}, "here") is None
+    record["prompts"].update(change)
+    with pytest.raises(UserError, match="here: not the record of a study"):
+        asked.read(record, "here")
+    with pytest.raises(UserError, match="here: not the record of a study"):
+        asked.read({"prompts": []}, "here")
+
+
+def test_a_template_that_writes_the_date_is_told() -> None:
+    tokenizer = of_bytes("{{ strftime_now('%d') }}" + CHAT)
+    study = Study(model="m", task="math500", data="-").resolved()
+    made = prompts.encode(study, [Problem("p", "1", "")], tokenizer)
+    [line] = asked.cautions(asked.describe(study, made, tokenizer))
+    assert "the day's date" in line
+
+
 def test_the_report_shows_a_prompt_with_its_special_tokens(
     small_study: tuple[Study, Path],
 ) -> None:
