@@ -1,6 +1,7 @@
 """lazy: tokens that recur stay until they have been away for long (LazyEviction)."""
 
 from dataclasses import dataclass
+from operator import eq
 from types import MappingProxyType
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
-from kvpolicies.policy import Policy, Schedule, Scores, Step, View, batched_drop, whole
+from kvpolicies.policy import Geometry, Policy, Schedule, Scores, Step, View, batched_drop, whole
 from kvpolicies.transfer import on_device
 
 EPS = 1e-5
@@ -64,11 +65,21 @@ class Lazy(Policy):
         """The paper's buffer."""
         return self.faithful
 
+    def init_state(self, geometry: Geometry) -> dict[str, Tensor]:
+        """Tokens of each row's prompt, as far as it came in."""
+        rows, device = geometry.rows, geometry.device
+        return {"prompt": torch.zeros(rows, dtype=torch.int32, device=device)}
+
     def observe(self, view: View, step: Step) -> None:
         """Updates TS and MRI by each query in turn, but for the prompt's."""
         assert step.weights is not None
-        prompts = on_device(view.prompts, view.keys.device)
-        looking = step.positions >= prompts[:, None]  # [B, n]
+        prompt = view.state["prompt"]
+        came = list(map(eq, view.prompts, view.seen))  # of which rows prompt came in
+        if any(came):  # no copy in a decode step
+            prompt.copy_(on_device(view.prompts, prompt.device))
+        if all(came):
+            return
+        looking = step.positions >= prompt[:, None]  # [B, n]
         first, since, gap = _first(view), view.slot_state["since"], view.slot_state["gap"]
         now = (step.positions[:, None, :, None] - first[:, :, None]).to(torch.int32)
         hit = step.weights.amax(dim=2) >= self.alpha  # [B, H, n, L]
@@ -95,5 +106,4 @@ class Lazy(Policy):
 
 def _first(view: View) -> Tensor:
     """TS [B, H, L] of tokens that were not attended yet: the step before the first they see."""
-    prompts = on_device(view.prompts, view.keys.device)[:, None, None]
-    return torch.maximum(view.positions.long(), prompts) - 1
+    return torch.maximum(view.positions, view.state["prompt"][:, None, None]) - 1
