@@ -51,7 +51,7 @@ async def pieces(service: Service, ticket: Ticket, writer: Writer) -> AsyncItera
 
 
 @dataclass(frozen=True)
-class Form:
+class Reply:
     """How an endpoint words its answer."""
 
     model: str

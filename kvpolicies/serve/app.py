@@ -15,7 +15,7 @@ from starlette.types import Receive
 
 from kvpolicies.models.text import Writer
 from kvpolicies.sampling import Sampling
-from kvpolicies.serve.answers import Cancelled, Form, pieces
+from kvpolicies.serve.answers import Cancelled, Reply, pieces
 from kvpolicies.serve.bodies import Body, ChatBody, TextBody, parse
 from kvpolicies.serve.errors import OUTCOMES, ApiError, response
 from kvpolicies.serve.guard import Access
@@ -142,12 +142,12 @@ async def _answered(served: Served, request: Request, kind: type[Body]) -> Respo
         ticket = served.service.submit(prompt, limit, sampling)
     request.state.accepted = True
     parts = pieces(served.service, ticket, Writer(served.encoder.decode, stops))
-    form = Form(served.model, kind is ChatBody, len(prompt), body.usage)
+    reply = Reply(served.model, kind is ChatBody, len(prompt), body.usage)
     # A stream begins with its first piece: until then, an error has a status of its own.
     first = await _unless_gone(request.receive, anext(parts))
     if body.stream:
         return StreamingResponse(
-            form.stream(first, parts),
+            reply.stream(first, parts),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
@@ -157,7 +157,7 @@ async def _answered(served: Served, request: Request, kind: type[Body]) -> Respo
 
     everything = await _unless_gone(request.receive, rest())
     text = "".join(piece.text for piece in everything)
-    return JSONResponse(form.whole(text, everything[-1]))
+    return JSONResponse(reply.whole(text, everything[-1]))
 
 
 async def _body(request: Request, most: int) -> bytes:
