@@ -11,7 +11,7 @@ from typing import Any
 
 from kvpolicies.config import Deployment, from_args, option, read_yaml
 from kvpolicies.config import add_arguments as add_options
-from kvpolicies.errors import UserError
+from kvpolicies.errors import UserError, is_text
 from kvpolicies.eval import models
 from kvpolicies.eval.deployment import kernels
 from kvpolicies.positions import check_positions, reach
@@ -111,12 +111,8 @@ def _check(config: Deployment) -> None:
 
 def _name(config: Deployment, serving: Serving) -> str:
     name = serving.name or config.model
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise UserError(
-            "the model's name is no UTF-8 text, and cannot be sent; give --name"
-        ) from None
+    if not is_text(name):
+        raise UserError("the model's name is no UTF-8 text, and cannot be sent; give --name")
     return name
 
 

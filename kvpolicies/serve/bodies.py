@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import from_json
 
+from kvpolicies.errors import shown
 from kvpolicies.sampling import COLDEST, Sampling
 from kvpolicies.serve.errors import ApiError
 from kvpolicies.serve.fields import check_others
@@ -213,7 +214,7 @@ def parse(kind: type[Known], body: bytes) -> Known:
     except ValueError as error:
         raise ApiError(400, f"Invalid JSON in UTF-8: {error}") from None
     if not isinstance(content, dict):
-        raise ApiError(400, f"the body should be an object, got {_short(content)}")
+        raise ApiError(400, f"the body should be an object, got {shown(content)}")
     try:
         parsed = kind.model_validate(content)
     except ValidationError as error:
@@ -231,10 +232,5 @@ def _refused(error: ValidationError) -> ApiError:
     where = "".join(places).removeprefix(".")
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] != "missing":
-        message += f", got {_short(first['input'])}"
+        message += f", got {shown(first['input'])}"
     return ApiError(400, f"{where}: {message}" if where else message, where or None)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:100]} ..."

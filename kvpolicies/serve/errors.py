@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from fastapi.responses import JSONResponse
 
+from kvpolicies.errors import one_line
+
 KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -13,8 +15,6 @@ KINDS = {
 }
 """Any other is an "invalid_request_error"."""
 
-LONGEST = 200
-"""Characters of a word in a message."""
 OUTCOMES = {413: "too_large", 429: "overloaded", 500: "failed", 503: "unavailable"}
 """How refusals are counted; any other is "invalid"."""
 
@@ -35,14 +35,10 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """The JSON object that is sent."""
-        message = " ".join(map(_cut, self.message.split()))
         kind = KINDS.get(self.status, "invalid_request_error")
-        error = {"message": message, "type": kind, "param": self.param, "code": self.code}
+        error = {"message": one_line(self.message), "type": kind, "param": self.param,
+                 "code": self.code}  # fmt: skip
         return {"error": error}
-
-
-def _cut(word: str) -> str:
-    return word if len(word) <= LONGEST else f"{word[:LONGEST]}..."
 
 
 def retry_later(status: int, message: str, code: str) -> ApiError:
