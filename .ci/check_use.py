@@ -19,7 +19,7 @@ def main(folder: Path, *others: str) -> None:
         assert "site-packages" in file, f"{name} is not the installed package but {file}"
 
     from kvpolicies import generate
-    from kvpolicies.eval.models import load
+    from kvpolicies.models.loading import load
 
     for room in ("kernels.fps", "beacon", "learned", "eval", "train"):
         module = importlib.import_module(f"kvpolicies.{room}")

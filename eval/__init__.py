@@ -1,1 +1,1 @@
-"""Tasks, grading, studies, statistics and reports, and the embedded model they run on."""
+"""Tasks, grading, studies, statistics and reports."""

@@ -20,8 +20,8 @@ import torch
 from kvpolicies.budget import BudgetSpec
 from kvpolicies.decoding import generate
 from kvpolicies.errors import UserError
-from kvpolicies.eval import models
 from kvpolicies.generation import Generation
+from kvpolicies.models import loading
 from kvpolicies.models.form import Form
 from kvpolicies.models.prompts import Prompts
 from kvpolicies.registry import resolve
@@ -81,8 +81,8 @@ class PolicyLM(TemplateLM):
         self.max_gen_toks, self.seed = _whole(max_gen_toks, "max_gen_toks"), int(seed)
         if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
             device = "auto"  # lm-eval asks for cuda:0 where nobody said anything
-        self.model, self.tokenizer = models.load(model, dtype, device)
-        self._stops = models.stop_tokens(self.model, self.tokenizer)
+        self.model, self.tokenizer = loading.load(model, dtype, device)
+        self._stops = loading.stop_tokens(self.model, self.tokenizer)
         positions = getattr(self.model.config, "max_position_embeddings", 0) or 1 << 20
         self.max_length = _whole(max_length or positions, "max_length")
         self._device = next(self.model.parameters()).device

@@ -51,7 +51,7 @@ def meta_model(config: Any, dtype: torch.dtype) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
-    from kvpolicies.eval.weights import reason
+    from kvpolicies.models.weights import reason
 
     try:
         with torch.device("meta"):

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval import asked, launch, models, prompts, provenance
+from kvpolicies.eval import asked, launch, prompts, provenance
 from kvpolicies.eval.launch import Group
 from kvpolicies.eval.prompts import Request
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.tasks import Problem
+from kvpolicies.models import loading
 from kvpolicies.positions import check_positions
 from kvpolicies.registry import resolve
 
@@ -56,7 +57,7 @@ class Kept:
         key = (study.model, study.dtype, device, group.size)
         if self._made is None or key != self._key:
             self._made = None  # given back before the next one comes
-            self._made, self._key = models.load(*key), key
+            self._made, self._key = loading.load(*key), key
             self._group = group if group.size > 1 else self._group  # which loading it has made
         return self._made
 
@@ -99,8 +100,8 @@ def check(study: Study) -> list[Problem]:
     """
     study.check()
     launch.Group(study.tensor_parallel, launch.here())
-    models.check_name(study.model)
-    models.check_device(study.device)
+    loading.check_name(study.model)
+    loading.check_device(study.device)
     provenance.check_makeable(Path(study.out))
     return study.entry.load(replace(study, problems=study.problems or study.entry.problems))
 

@@ -14,16 +14,7 @@ from typing import Any
 
 from kvpolicies.adapter import inspect_model
 from kvpolicies.decoding import Generation, generate
-from kvpolicies.eval import (
-    controls,
-    launch,
-    lookahead,
-    models,
-    prompts,
-    provenance,
-    sharing,
-    texts,
-)
+from kvpolicies.eval import controls, launch, lookahead, prompts, provenance, sharing, texts
 from kvpolicies.eval.bars import Bars
 from kvpolicies.eval.fidelity import Scorer, split_units
 from kvpolicies.eval.launch import Group, Place
@@ -33,6 +24,7 @@ from kvpolicies.eval.results import Key, Results
 from kvpolicies.eval.study import Cell, Study, cells
 from kvpolicies.eval.summary import FULL
 from kvpolicies.eval.tasks import Grades
+from kvpolicies.models import loading
 from kvpolicies.registry import resolve
 
 UNIT_BATCHES = 2
@@ -89,7 +81,7 @@ def _run_units(
     with Results(Path(study.out), writes=group.leads) as results, bars:
         bars.rows(len(results.rows))
         cuts = controls.Cuts(study.entry, results, lambda t: prompts.decode(t, made[1]))
-        session = Session(study, group, *made, models.stop_tokens(*made), results, bars, cuts)
+        session = Session(study, group, *made, loading.stop_tokens(*made), results, bars, cuts)
         for index in group.follow(sharing.turns(results, keys, bars)):
             if not group.leads:
                 results.refresh()

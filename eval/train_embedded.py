@@ -23,7 +23,7 @@ from tqdm import tqdm
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval import claims, embedded, ledger
+from kvpolicies.eval import claims, embedded_card, ledger
 from kvpolicies.eval.embedded_data import IGNORED, Stage, training_batch
 from kvpolicies.eval.muon import Muon
 from kvpolicies.files import make_folder, write_text, writing
@@ -211,14 +211,16 @@ def train(recipe: Recipe, seed: int, out: Path, stop_after: int | None = None) -
     return trainer
 
 
-def evaluate(model: Qwen3ForCausalLM, count: int, batch_size: int = 16) -> list[embedded.Solved]:
+def evaluate(
+    model: Qwen3ForCausalLM, count: int, batch_size: int = 16
+) -> list[embedded_card.Solved]:
     """Greedy full-cache decoding of held-out problems, seeds 0 to count - 1, 150 to 800 tokens."""
     problems = [
         ledger.make_problem(seed, length=round(165 + 620 * seed / max(1, count - 1)))
         for seed in range(count)
     ]
     with tqdm(total=count, desc="evaluate", unit="problem") as bar:
-        return embedded.solve(
+        return embedded_card.solve(
             model.eval(), ledger.build_tokenizer(), problems, batch_size, bar.update
         )
 
@@ -230,7 +232,9 @@ def export(trainer: Trainer, out: Path, problems: int) -> None:
     model.save_pretrained(out)
     ledger.build_tokenizer().save_pretrained(out)
     solved = evaluate(model, problems)
-    write_text(out / "README.md", embedded.model_card(trainer.seed, trainer.recipe.steps, solved))
+    write_text(
+        out / "README.md", embedded_card.model_card(trainer.seed, trainer.recipe.steps, solved)
+    )
     exact = sum(s.grade.exact for s in solved)
     print(f"exact answers: {exact} of {len(solved)}; written to {out}")
 

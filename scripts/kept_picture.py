@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kvpolicies import Budget, generate
 from kvpolicies.eval.ledger import LedgerProblem, make_problem
-from kvpolicies.eval.models import load
+from kvpolicies.models.loading import load
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 POLICIES = ("full", "beacon", "rkv", "kvpop_mlp", "random", "snapkv", "streaming")

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from kvpolicies.budget import Budget
-from kvpolicies.eval import embedded, ledger
+from kvpolicies.eval import ledger
 from kvpolicies.learned.boundary import retained
 from kvpolicies.learned.targets import Target
+from kvpolicies.models import embedded
 from kvpolicies.replaying import replay
 from kvpolicies.trace import EvictionTrace
 from kvpolicies.train.objective import sizes

@@ -108,13 +108,13 @@ Held = dict[int, dict[str, float]]
 
 def figures(ablation: Ablation, scorers: dict[str, str]) -> dict[str, tuple[Held, Held]]:
     """By variant: figures against its own target, and against the first variant's."""
-    from kvpolicies.eval import models
     from kvpolicies.learned.scorer import Scorer
+    from kvpolicies.models import loading
     from kvpolicies.train import sources
     from kvpolicies.train.data import Data
 
     first = ablation.first
-    model, tokenizer = models.load(first.model, first.dtype, first.device)
+    model, tokenizer = loading.load(first.model, first.dtype, first.device)
     rows = Data(sources.open_source(first, sources.find(first), tokenizer), first).held_out
     done = {}
     for label, recipe in ablation.variants.items():

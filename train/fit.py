@@ -24,11 +24,12 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor
 
 from kvpolicies.errors import UserError, caution
-from kvpolicies.eval import claims, models
+from kvpolicies.eval import claims
 from kvpolicies.files import make_folder, writing_folder
 from kvpolicies.learned import saving
 from kvpolicies.learned.base import config_for, relevant, sampled
 from kvpolicies.learned.scorer import Scorer
+from kvpolicies.models import loading
 from kvpolicies.positions import check_positions
 from kvpolicies.train import checkpoints, record, sources
 from kvpolicies.train.data import Data
@@ -66,11 +67,11 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
         )
     if finished:
         caution(f"{out / SCORER}: gone, damaged or of an older version; made anew from {start}")
-    models.check_name(recipe.model)
+    loading.check_name(recipe.model)
     records = sources.find(recipe)
     distills = recipe.recipe == "distill"
     # What trains is kept in float32, and computed in 16 bits where the recipe says so.
-    model, tokenizer = models.load(recipe.model, "float32" if distills else recipe.dtype, "cpu")
+    model, tokenizer = loading.load(recipe.model, "float32" if distills else recipe.dtype, "cpu")
     if records is not None:  # ledger problems are short
         check_positions(model, recipe.sequence, what="a document that fills a row")
     data = Data(sources.open_source(recipe, records, tokenizer), recipe)

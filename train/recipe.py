@@ -18,8 +18,8 @@ from kvpolicies import config
 from kvpolicies.budget import SINKS, Budget
 from kvpolicies.config import load_yaml, option
 from kvpolicies.errors import UserError, nearest
-from kvpolicies.eval import models
 from kvpolicies.learned.config import AGGREGATES, FEATURES, KINDS, LSES
+from kvpolicies.models import loading
 from kvpolicies.models.form import Form
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Recipe(Form):
                 "not trimkv"
             )
         _check_effect(self)
-        models.check_device(self.device)
+        loading.check_device(self.device)
         _check_rows(self)
         _check_budgets(self)
 

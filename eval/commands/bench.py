@@ -172,14 +172,15 @@ def _cells(policies: list[str], budgets: "list[BudgetSpec]", loads: list[Any]) -
 
 def _check(args: argparse.Namespace, policies: list[str], budgets: "list[BudgetSpec]") -> None:
     """Refuses what cannot run, before anything is loaded or written."""
-    from kvpolicies.eval import models, presets
+    from kvpolicies.eval import presets
+    from kvpolicies.models import loading
     from kvpolicies.registry import check
 
     if args.tail is not None and args.requests is None:
         raise UserError(f"--tail {args.tail}: needs --requests N, whose lengths it gives")
     if args.dtype not in _DTYPES:
         raise UserError(f"--dtype {args.dtype!r}: expected {', '.join(_DTYPES)}")
-    models.check_device(args.device)
+    loading.check_device(args.device)
     if args.step not in ("auto", *MODES):
         raise UserError(f"--step {args.step!r}: expected auto, {', '.join(MODES)}")
     if not policies:
@@ -192,7 +193,7 @@ def _check(args: argparse.Namespace, policies: list[str], budgets: "list[BudgetS
     if args.model and args.random:
         raise UserError("give --model or --random, not both")
     if args.model:
-        models.check_name(args.model)
+        loading.check_name(args.model)
     elif args.random and args.random.endswith(".json"):
         read_json(args.random, "--random")
     elif args.random:
@@ -227,10 +228,10 @@ def _model(args: argparse.Namespace) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from kvpolicies.eval import models
+    from kvpolicies.models import loading
 
     if args.model:
-        return models.load(args.model, args.dtype, args.device)[0]
+        return loading.load(args.model, args.dtype, args.device)[0]
     device = args.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -9,10 +9,10 @@ from typing import Any
 from kvpolicies.config import Deployment, from_args, read_yaml
 from kvpolicies.config import add_arguments as add_options
 from kvpolicies.errors import UserError, cut, shown
-from kvpolicies.eval import models
 from kvpolicies.eval.deployment import kernels
 from kvpolicies.eval.provenance import check_makeable
 from kvpolicies.files import make_folder, parse_lines, read_lines
+from kvpolicies.models import loading
 from kvpolicies.models.form import RAW
 from kvpolicies.models.prompts import Prompts, user
 from kvpolicies.models.tokens import some, unknown
@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
     texts = _prompts(args)
     if args.trace:
         check_makeable(Path(args.trace), "--trace")
-    models.check_name(config.model)
-    models.check_device(config.device)
+    loading.check_name(config.model)
+    loading.check_device(config.device)
     resolve(config.policy)  # torch is imported from here on
     for text, ids, generation, tokenizer in _generations(config, texts, args):
         answer = tokenizer.decode(generation.tokens, skip_special_tokens=True)
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 def _generations(config: Deployment, texts: list[str], args: argparse.Namespace) -> Any:
     from kvpolicies.decoding import generate
 
-    model, tokenizer = models.load(config.model, config.dtype, config.device)
+    model, tokenizer = loading.load(config.model, config.dtype, config.device)
     prompts = _encoded(Prompts(tokenizer, RAW if args.raw else config), texts)
     with kernels(config.kernels, model):
         generations = generate(
@@ -74,7 +74,7 @@ def _generations(config: Deployment, texts: list[str], args: argparse.Namespace)
             config.budget_spec,
             max_new_tokens=config.max_new_tokens,
             batch_size=config.batch_size,
-            eos_token_id=models.stop_tokens(model, tokenizer),
+            eos_token_id=loading.stop_tokens(model, tokenizer),
             temperature=config.temperature,
             top_p=config.top_p,
             top_k=config.top_k,

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval import models
 from kvpolicies.files import naming
+from kvpolicies.models import loading
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,14 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints whether greedy choices under the replayed mask are the trace's own tokens."""
     with naming(args.trace, "eviction trace"), open(args.trace, "rb"):
-        models.check_name(args.model)
+        loading.check_name(args.model)
     from kvpolicies.trace import EvictionTrace
 
     trace = EvictionTrace.load(Path(args.trace))
     from kvpolicies.positions import check_positions
     from kvpolicies.replaying import replay
 
-    model, _ = models.load(args.model)
+    model, _ = loading.load(args.model)
     layers, heads = trace.times.shape[1:3]
     config = model.config.get_text_config(decoder=True)
     if (layers, heads) != (config.num_hidden_layers, config.num_key_value_heads):

@@ -153,7 +153,7 @@ def _model(seen: "Evidence") -> Any:
     import torch
 
     from kvpolicies.eval.memory import meta_model
-    from kvpolicies.eval.models import load_config
+    from kvpolicies.models.loading import load_config
 
     return meta_model(load_config(seen.study.model), getattr(torch, seen.study.dtype))
 

@@ -12,8 +12,8 @@ from typing import Any
 from kvpolicies.config import Deployment, from_args, option, read_yaml
 from kvpolicies.config import add_arguments as add_options
 from kvpolicies.errors import UserError, is_text
-from kvpolicies.eval import models
 from kvpolicies.eval.deployment import kernels
+from kvpolicies.models import loading
 from kvpolicies.positions import check_positions, reach
 from kvpolicies.registry import resolve
 
@@ -98,8 +98,8 @@ def _check(config: Deployment) -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"serve needs {', '.join(missing)}: pip install 'kvpolicies[serve]'")
-    models.check_name(config.model)
-    models.check_device(config.device)
+    loading.check_name(config.model)
+    loading.check_device(config.device)
     from kvpolicies.policy import check_deployable  # and torch
 
     policy = resolve(config.policy)
@@ -143,14 +143,14 @@ def _loaded(config: Deployment, own: Serving, stack: ExitStack) -> tuple[Any, An
     from kvpolicies.serve.prompts import Encoder, Lengths
     from kvpolicies.serving import serving
 
-    model, tokenizer = models.load(config.model, config.dtype, config.device)
+    model, tokenizer = loading.load(config.model, config.dtype, config.device)
     length, words = _max_length(config, model), model.get_input_embeddings().weight.shape[0]
     lengths = Lengths(length, config.max_new_tokens, own.max_chars, own.clamp)
     encoder = Encoder(tokenizer, words, lengths, config)
     stack.enter_context(kernels(config.kernels, model))
     engine = serving(
         model, config.policy, config.budget_spec, rows=config.batch_size,
-        max_length=length, eos_token_id=models.stop_tokens(model, tokenizer),
+        max_length=length, eos_token_id=loading.stop_tokens(model, tokenizer),
         step=config.step, prefill_chunk=own.prefill_chunk or None,
     )  # fmt: skip
     return encoder, stack.enter_context(engine)

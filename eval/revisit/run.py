@@ -14,11 +14,12 @@ from typing import Any
 from tqdm import tqdm
 
 from kvpolicies import streams
-from kvpolicies.eval import asked, claims, models, provenance
+from kvpolicies.eval import asked, claims, provenance
 from kvpolicies.eval.results import NAME as RESULTS
 from kvpolicies.eval.results import open_whole
 from kvpolicies.eval.revisit.config import Revisit
 from kvpolicies.eval.revisit.traces import Source, encode, find
+from kvpolicies.models import loading
 
 Row = dict[str, Any]
 
@@ -33,8 +34,8 @@ def run(config: Revisit) -> tuple[Revisit, list[Row]]:
     config.check()
     config, source = find(config)
     assert config.model is not None
-    models.check_name(config.model)
-    models.check_device(config.device)
+    loading.check_name(config.model)
+    loading.check_device(config.device)
     provenance.check_makeable(Path(config.out))
     claims.check_free(Path(config.out))
     return _run(config.resolved(), source)  # torch is imported from here on
@@ -49,7 +50,7 @@ def _run(config: Revisit, source: Source) -> tuple[Revisit, list[Row]]:
     assert config.model is not None
     provenance.check_folder(config, source.problems)
     read_rows(Path(config.out) / RESULTS)  # a broken line is found now
-    model, tokenizer = models.load(config.model, config.dtype, config.device)
+    model, tokenizer = loading.load(config.model, config.dtype, config.device)
     traces, told = encode(config, source, tokenizer)
     analysis = Analysis(config, model, tokenizer, find_ropes(model))
     check(analysis, traces)

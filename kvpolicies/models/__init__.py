@@ -1,1 +1,1 @@
-"""Models as text sees them: how a prompt becomes tokens, whoever asks."""
+"""Models by name, the embedded one among them; prompts to tokens, and tokens to text."""

@@ -13,12 +13,13 @@ import pytest
 from kvpolicies.cli import main
 from kvpolicies.config import Deployment
 from kvpolicies.errors import UserError
-from kvpolicies.eval import asked, embedded, foreword, prompts, provenance, report
+from kvpolicies.eval import asked, foreword, prompts, provenance, report
 from kvpolicies.eval.commands import generate
 from kvpolicies.eval.report import page
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import summarise
 from kvpolicies.eval.tasks import Problem
+from kvpolicies.models import embedded
 from kvpolicies.models.form import RAW, Form
 from kvpolicies.models.prompts import Prompts
 from tests.support.tokenizers import CHAT, THINKS, of_bytes, of_words

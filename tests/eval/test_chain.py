@@ -13,8 +13,9 @@ import pytest
 import kvpolicies
 from kvpolicies.cli import main
 from kvpolicies.config import Deployment, load_yaml
-from kvpolicies.eval import embedded, ledger
+from kvpolicies.eval import ledger
 from kvpolicies.eval.results import read_folder, shards
+from kvpolicies.models import embedded
 from tests.support.servers import ROOT, server, until
 
 CELLS, PROBLEMS = 9, 6  # full, and four policies at two budgets

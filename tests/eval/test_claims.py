@@ -116,9 +116,9 @@ def test_a_second_process_in_a_folder_of_one_is_refused_before_it_works(
     tmp_path, capsys, monkeypatch, command
 ):
     from kvpolicies.cli import main
-    from kvpolicies.eval import models
+    from kvpolicies.models import loading
 
-    monkeypatch.setattr(models, "load", None)
+    monkeypatch.setattr(loading, "load", None)
     other = holder(tmp_path, claims.writer(0))
     assert said(other) == "[True]\n"
     assert main([*command, "--out", str(tmp_path)]) == 2

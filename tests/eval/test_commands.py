@@ -9,8 +9,8 @@ import pytest
 from kvpolicies import registry
 from kvpolicies.cli import main
 from kvpolicies.config import Deployment, dump_yaml
-from kvpolicies.eval import embedded
 from kvpolicies.eval.ledger import make_problem
+from kvpolicies.models import embedded
 from kvpolicies.trace import EvictionTrace
 
 

@@ -54,7 +54,8 @@ def test_malformed_data_names_the_line(tmp_path, monkeypatch, capsys):
 
 def test_a_model_of_an_unsupported_architecture(tmp_path, monkeypatch, capsys):
     """An encoder-decoder is refused by name, before anything is written."""
-    from kvpolicies.eval import ledger, models
+    from kvpolicies.eval import ledger
+    from kvpolicies.models import loading
 
     class Config:
         model_type, is_encoder_decoder = "t5", True
@@ -70,7 +71,7 @@ def test_a_model_of_an_unsupported_architecture(tmp_path, monkeypatch, capsys):
             return []
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(models, "load", lambda *_: (T5(), ledger.build_tokenizer()))
+    monkeypatch.setattr(loading, "load", lambda *_: (T5(), ledger.build_tokenizer()))
     assert main(["compare"]) == 2
     assert "t5" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -139,9 +140,10 @@ def test_of_several_studies_the_last_is_checked_before_the_first_runs(
 
 def test_studies_of_one_model_load_it_once_and_never_hold_two(monkeypatch):
     """Models are large: the one before is given back before another is loaded."""
-    from kvpolicies.eval import launch, models
+    from kvpolicies.eval import launch
     from kvpolicies.eval.preparing import Kept
     from kvpolicies.eval.study import Study
+    from kvpolicies.models import loading
 
     class Model:
         pass
@@ -154,7 +156,7 @@ def test_studies_of_one_model_load_it_once_and_never_hold_two(monkeypatch):
         alive.add(model := Model())
         return model, None
 
-    monkeypatch.setattr(models, "load", load)
+    monkeypatch.setattr(loading, "load", load)
     kept, alone = Kept(), launch.Group(1, launch.Place())
     one, other = Study(model="embedded"), Study(model="smollm2")
     for study in (one, one, other, one):

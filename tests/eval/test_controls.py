@@ -51,9 +51,9 @@ def test_the_same_length_is_that_of_the_sample_beside_it(small_study):
     study, folder = small_study
     full = by_sample(folder, FULL)
     problems = {problem.id: problem for problem in study.entry.load(study)}
-    from kvpolicies.eval import models
+    from kvpolicies.models import loading
 
-    _, tokenizer = models.load("embedded")
+    _, tokenizer = loading.load("embedded")
     for policy in study.policies:
         for key, row in by_sample(folder, policy).items():
             whole = full[key]

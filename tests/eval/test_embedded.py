@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval import embedded, embedded_data, ledger, train_embedded
+from kvpolicies.eval import embedded_card, embedded_data, ledger, train_embedded
+from kvpolicies.models import embedded
 
 
 def test_the_weights_are_packaged_and_small() -> None:
@@ -38,7 +39,7 @@ def test_greedy_decoding_solves_short_held_out_problems() -> None:
     model, tokenizer = embedded.load()
     problems = [ledger.make_problem(seed, steps=4 + seed % 3) for seed in range(5000, 5008)]
     heard: list[int] = []
-    solved = embedded.solve(model, tokenizer, problems, batch_size=4, on_done=heard.append)
+    solved = embedded_card.solve(model, tokenizer, problems, batch_size=4, on_done=heard.append)
     assert [s.problem for s in solved] == problems and heard == [4, 4]
     for one in solved:
         lookups = 2 * one.problem.steps
@@ -48,8 +49,8 @@ def test_greedy_decoding_solves_short_held_out_problems() -> None:
 def test_left_padding_changes_no_word() -> None:
     model, tokenizer = embedded.load()
     problems = [ledger.make_problem(5100, steps=2, names=4), ledger.make_problem(5101, steps=5)]
-    together = embedded.solve(model, tokenizer, problems, batch_size=2)
-    alone = embedded.solve(model, tokenizer, problems, batch_size=1)
+    together = embedded_card.solve(model, tokenizer, problems, batch_size=2)
+    alone = embedded_card.solve(model, tokenizer, problems, batch_size=1)
     assert together == alone
 
 

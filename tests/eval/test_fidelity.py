@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvpolicies.eval import fidelity, ledger, models, report, run
+from kvpolicies.eval import fidelity, ledger, report, run
 from kvpolicies.eval.fidelity import Scorer, split_units
 from kvpolicies.eval.results import NAME, read_rows
 from kvpolicies.eval.study import Study
+from kvpolicies.models import loading
 
 
 def test_scores_against_the_formulas():
@@ -57,7 +58,7 @@ def test_units_keep_the_distributions_within_memory(monkeypatch):
 def forced_runs():
     """Full, streaming without and with evictions, on ledger traces of the embedded model."""
     from kvpolicies.decoding import generate
-    from kvpolicies.eval import embedded
+    from kvpolicies.models import embedded
 
     model, tokenizer = embedded.load()
     problems = [ledger.make_problem(seed, length=70) for seed in range(2)]
@@ -100,8 +101,8 @@ def test_evictions_show(forced_runs, problem):
 @pytest.fixture
 def as_text(monkeypatch, tmp_path):
     """A fidelity study on ledger traces given as text, with the embedded model under a name."""
-    model = models.load("embedded", device="cpu")
-    monkeypatch.setattr(models, "load", lambda *_: model)
+    model = loading.load("embedded", device="cpu")
+    monkeypatch.setattr(loading, "load", lambda *_: model)
     problems = [ledger.make_problem(seed, length=60) for seed in range(3)]
     lines = [
         {"id": f"t{i}", "problem": problem.prompt, "solution": problem.trace}

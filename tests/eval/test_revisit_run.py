@@ -134,7 +134,7 @@ def test_what_full_wrote_in_a_study_is_a_source(small_study, tmp_path):
 
 
 def test_worked_solutions_are_a_source(tmp_path):
-    from kvpolicies.eval import embedded
+    from kvpolicies.models import embedded
 
     model, tokenizer = embedded.load()
     model.save_pretrained(tmp_path / "model")

@@ -11,10 +11,10 @@ import pytest
 
 from kvpolicies.cli import main
 from kvpolicies.config import Deployment, load_yaml
-from kvpolicies.eval import models
 from kvpolicies.eval.memory import meta_model, weight_bytes
 from kvpolicies.eval.selection import evidence
 from kvpolicies.eval.study import load_study
+from kvpolicies.models import loading
 from tests.support.selecting import GOOD, ones, select
 from tests.support.studies import make_study
 
@@ -244,8 +244,8 @@ def test_bench_takes_a_deployment_file_and_refuses_what_it_cannot_run(tmp_path, 
 
 
 def test_a_config_without_weights_has_the_models_size():
-    model, _ = models.load("embedded")
-    bare = meta_model(models.load_config("embedded"), model.dtype)
+    model, _ = loading.load("embedded")
+    bare = meta_model(loading.load_config("embedded"), model.dtype)
     assert weight_bytes(bare) == weight_bytes(model)
     with pytest.raises(ValueError, match="no such folder"):
-        models.load_config("./nosuch")
+        loading.load_config("./nosuch")

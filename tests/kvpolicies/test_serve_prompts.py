@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvpolicies.eval import embedded
+from kvpolicies.models import embedded
 
 pytest.importorskip("fastapi")
 

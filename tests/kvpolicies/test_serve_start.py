@@ -36,7 +36,7 @@ def test_what_cannot_be_served_is_refused_before_a_model_is_loaded(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("kvpolicies.eval.models.load", None)
+    monkeypatch.setattr("kvpolicies.models.loading.load", None)
     assert main(["serve", *options]) == 2
     error = capsys.readouterr().err
     assert message in error and len(error.splitlines()) == 1
@@ -46,7 +46,7 @@ def test_a_port_in_use_and_an_unknown_key_and_a_missing_package(
     tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("kvpolicies.eval.models.load", None)
+    monkeypatch.setattr("kvpolicies.models.loading.load", None)
     (tmp_path / "deploy.yaml").write_text("model: embedded\npolcy: beacon\n")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["serve", "--port", str(taken.getsockname()[1])]) == 2
@@ -63,7 +63,7 @@ def test_a_port_in_use_and_an_unknown_key_and_a_missing_package(
 def test_an_empty_key_is_not_taken_for_none(
     key: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvpolicies.eval.models.load", None)
+    monkeypatch.setattr("kvpolicies.models.loading.load", None)
     monkeypatch.setenv("KVPOLICIES_API_KEY", key)
     assert main(["serve", "--port", "0"]) == 2
     assert "KVPOLICIES_API_KEY is empty" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from kvpolicies.eval import embedded
+from kvpolicies.models import embedded
 from kvpolicies.models.text import PATIENCE, Detokenizer, Writer
 
 TEXT = "Zoë – 你好, мир! 👩‍👩‍👧 e\u0301 \u0000 \ufffd end  two  spaces\n\n"

@@ -7,10 +7,11 @@ import torch
 
 import kvpolicies
 from kvpolicies.errors import UserError
-from kvpolicies.eval import embedded, ledger
+from kvpolicies.eval import ledger
 from kvpolicies.eval.study import Study
 from kvpolicies.learned.config import KINDS
 from kvpolicies.learned.policy import ASSETS
+from kvpolicies.models import embedded
 from kvpolicies.registry import resolve
 from tests.support.models import prompts, tiny
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from kvpolicies.eval import embedded
+from kvpolicies.models import embedded
 from kvpolicies.models.form import Form
 from kvpolicies.sampling import Sampling
 from kvpolicies.serve.app import Served, make_app

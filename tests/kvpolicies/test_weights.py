@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvpolicies.cli import main
 from kvpolicies.errors import UserError
-from kvpolicies.eval import embedded, models
+from kvpolicies.models import embedded, loading
 
 LAYER = "model.layers.1.mlp.up_proj.weight"
 
@@ -32,7 +32,7 @@ def with_weights(folder: Path, change: dict[str, Tensor | None]) -> None:
 
 def refused(folder: Path, says: str, dtype: str = "float32") -> None:
     with pytest.raises(UserError, match=says) as error:
-        models.load(str(folder), dtype, "cpu")
+        loading.load(str(folder), dtype, "cpu")
     assert str(error.value).startswith(f"model {folder}: ") and "\n" not in str(error.value)
 
 
@@ -65,7 +65,7 @@ def test_a_checkpoint_that_does_not_fit_its_config(
 def test_what_no_layer_would_use_is_left_out(folder: Path) -> None:
     """Heads for training, towers for pictures: a decoder is whole without them."""
     with_weights(folder, {"vision.layers.0.weight": torch.zeros(3), "value_head": torch.zeros(3)})
-    models.load(str(folder), device="cpu")
+    loading.load(str(folder), device="cpu")
 
 
 def test_one_infinity_among_many_numbers(folder: Path) -> None:
@@ -73,7 +73,7 @@ def test_one_infinity_among_many_numbers(folder: Path) -> None:
     tensor[200, 100] = 1e6  # more than float16 can hold
     with_weights(folder, {LAYER: tensor})
     refused(folder, f"{LAYER} holds NaN or infinity in float16; try --dtype bfloat16", "float16")
-    models.load(str(folder), "bfloat16", "cpu")
+    loading.load(str(folder), "bfloat16", "cpu")
 
 
 def test_weights_that_are_finite_and_logits_that_are_not(folder: Path) -> None:
