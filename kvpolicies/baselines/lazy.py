@@ -39,7 +39,8 @@ class Lazy(Policy):
     # TS - its first value, so that a new token's zero says "not attended yet".
     slot_tensors = MappingProxyType({"since": torch.int32, "gap": torch.int32})
     alpha: float = 1e-4
-    """Attention from which a token counts as attended; from 0, below 1."""
+    """Attention from which a token counts as attended; from 0, below 1. The authors' 1e-4 is for a
+    thousand slots and more: where no weight is so small, all tie, and the newest stay."""
     every: int = 101
     """Tokens between two evictions: the paper's W, 101 (GSM8K), 175 (MATH) or 363 (AIME) in its
     code; at most an eighth of the budget goes at once."""
