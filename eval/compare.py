@@ -73,9 +73,11 @@ def _run(where: str, study: Study, problems: "list[Problem]", kept: Kept) -> Non
     if launch.here().leads:
         for sentence in asked.cautions(ready.asked):
             streams.say(sentence)
-    folder, study = run_prepared(ready), ready.study
+    ready = run_prepared(ready, kept)
+    study = ready.study
     if not launch.here().leads:
         return
+    folder = Path(study.out)
     with claims.reporting(folder):
         summaries = report.write_report(folder, study)
     for sentence in foreword.sentences(study, summaries, ready.asked):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvpolicies.errors import UserError
+from kvpolicies.errors import UserError, caution
 from kvpolicies.eval import asked, launch, prompts, provenance
 from kvpolicies.eval.launch import Group
 from kvpolicies.eval.prompts import Request
@@ -65,6 +65,8 @@ class Kept:
 def prepare(study: Study, kept: Kept, problems: list[Problem] | None = None) -> Prepared:
     """Loads problems and model, and tries every policy and budget on them. Writes nothing.
 
+    A folder that holds more than was asked for is gone on with as a whole.
+
     Args:
         kept: of all studies that are prepared one after another.
         problems: what `check` found, where it was asked before.
@@ -75,8 +77,13 @@ def prepare(study: Study, kept: Kept, problems: list[Problem] | None = None) -> 
     problems = check(study) if problems is None else problems
     place = launch.here()
     group = launch.Group(study.tensor_parallel, place)
-    study = study.resolved()
+    wanted = study.resolved()
+    study = provenance.joined(wanted)
+    if study.problems != wanted.problems:
+        problems = check(study)
     provenance.check_folder(study, problems)
+    if more := _more(study, wanted):
+        caution(f"--out {study.out} goes on with all that it holds: {more}")
     from kvpolicies.adapter import inspect_model
 
     model, tokenizer = kept.load(study, launch.device(study.device, place), group)
@@ -90,6 +97,18 @@ def prepare(study: Study, kept: Kept, problems: list[Problem] | None = None) -> 
     check_budgets(study, requests)
     told = asked.describe(study, requests, tokenizer)
     return Prepared(study, group, problems, model, tokenizer, requests, told)
+
+
+def _more(study: Study, wanted: Study) -> str:
+    """What a study has beyond the one that was wanted, in words."""
+    said = []
+    for name in ("policies", "budgets"):
+        also = [one for one in getattr(study, name) if one not in getattr(wanted, name)]
+        said += [f"also the {name} {', '.join(also)}"] if also else []
+    for name in ("problems", "samples"):
+        if getattr(study, name) != getattr(wanted, name):
+            said.append(f"{getattr(study, name)} {name}, not {getattr(wanted, name)}")
+    return "; ".join(said)
 
 
 def check(study: Study) -> list[Problem]:

@@ -6,7 +6,7 @@ whatever the batch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvpolicies.errors import UserError
@@ -38,7 +38,9 @@ class Request:
 
 
 def encode(study: Study, problems: Sequence[Problem], tokenizer: Any) -> list[Request]:
-    """The requests of a resolved study, problem by problem.
+    """The requests of a resolved study: the first sample of each problem, then the second.
+
+    More problems, or more samples of each, leave the requests that were there as they were.
 
     Raises:
         UserError: a prompt of zero tokens or that the chat template refuses, a tokenizer that does
@@ -56,10 +58,13 @@ def encode(study: Study, problems: Sequence[Problem], tokenizer: Any) -> list[Re
             raise UserError(f"problem {problem.id!r}: the prompt has zero tokens")
         forced = _forced(study, problem, prompts)
         limit = _limit(study, problem, forced)
-        for sample in range(study.samples):
-            identity = number * study.samples + sample
-            requests.append(Request(identity, problem, sample, prompt, limit, forced))
-    return requests
+        requests.append(Request(number, problem, 0, prompt, limit, forced))
+    more = [
+        replace(first, identity=sample << 32 | first.identity, sample=sample)
+        for sample in range(1, study.samples)
+        for first in requests
+    ]
+    return requests + more
 
 
 def decode(tokens: Sequence[int], tokenizer: Any) -> str:

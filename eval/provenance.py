@@ -1,7 +1,8 @@
 """run.json: what a run was, on what machine, with which versions; and whether one may continue.
 
-Written before the first result and checked on resume: results of two studies never share a
-folder. A run resumed on another machine, or with other versions, adds an entry to `environments`.
+Written before the first result and checked on resume: results that mean different things never
+share a folder. A study may grow, by policies, budgets, problems or samples. A run resumed on
+another machine, or with other versions, adds an entry to `environments`.
 """
 
 import hashlib
@@ -9,14 +10,17 @@ import os
 import platform
 import subprocess
 from collections.abc import Sequence
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
+from kvpolicies.config import from_mapping
 from kvpolicies.errors import UserError
 from kvpolicies.eval import asked, claims
 from kvpolicies.eval.claims import Claims
 from kvpolicies.eval.results import shards
+from kvpolicies.eval.study import Study
 from kvpolicies.eval.tasks import Problem, fingerprint
 from kvpolicies.files import make_folder, naming, read_json, write_json
 
@@ -33,7 +37,11 @@ class Asked(Protocol):
     def out(self) -> str: ...
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for a run to continue another."""
+        """What run.json keeps of it."""
+        ...
+
+    def meaning(self) -> dict[str, Any]:
+        """Of that, what must be equal for a run to continue another."""
         ...
 
 
@@ -61,15 +69,14 @@ def check_folder(study: Asked, problems: Sequence[Problem]) -> None:
         raise UserError(
             f"--out {out}: {NAME} cannot be read; choose another folder ({error})"
         ) from None
-    before = {**known["study"], "fingerprint": known["problems_fingerprint"]}
-    now = {**study.identity(), "fingerprint": fingerprint(problems)}
-    changed = [key for key in now if before.get(key) != now[key]]
+    # Older versions had fewer options: what they did is the default.
+    before = {f.name: f.default for f in fields(study)} | known["study"]  # type: ignore[arg-type]
+    now = study.meaning()
+    changed = [f"{key} ({before.get(key)} -> {now[key]})" for key in now if before[key] != now[key]]
+    if known["problems_fingerprint"] != fingerprint(problems[: known["problems"]]):
+        changed.append("the problems")
     if changed:
-        what = ", ".join(
-            "the problems" if key == "fingerprint" else f"{key} ({before.get(key)} -> {now[key]})"
-            for key in changed
-        )
-        raise UserError(f"--out {out}: holds another study; different: {what}")
+        raise UserError(f"--out {out}: holds another study; different: {', '.join(changed)}")
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -88,6 +95,32 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder / NAME}: not the record of a study (its 'environments')")
     asked.read(record, str(folder / NAME))
     return record
+
+
+def recorded(folder: Path) -> Study:
+    """The study that a folder holds: all that it was ever asked.
+
+    Raises:
+        UserError: as `read_record`; a value that no study has.
+    """
+    return from_mapping(Study, read_record(folder)["study"], str(folder / NAME))
+
+
+def joined(study: Study) -> Study:
+    """A resolved study with all that its folder holds already; only the study where it is new.
+
+    Raises:
+        UserError: as `recorded`.
+    """
+    out = Path(study.out)
+    return study.joined(recorded(out)) if (out / NAME).exists() else study
+
+
+def problem_ids(record: dict[str, Any]) -> list[str] | None:
+    """Of the problems of a study; None where an older version did not write them down."""
+    ids = record.get("problem_ids")
+    right = isinstance(ids, list) and all(isinstance(name, str) for name in ids)
+    return ids if right else None
 
 
 def check_makeable(out: Path, flag: str = "--out") -> None:
@@ -115,8 +148,12 @@ def open_folder(
     problems: Sequence[Problem],
     model_info: dict[str, Any],
     told: dict[str, Any] | None = None,
-) -> Path:
-    """Makes the folder and writes or extends run.json, in one step; returns the folder.
+) -> bool:
+    """Makes the folder and writes or extends run.json, in one step.
+
+    Returns:
+        whether the study is all that the folder holds. It is not where another process has made
+        the folder's study grow meanwhile; then nothing is written.
 
     Args:
         told: how the model is asked (`asked.describe`).
@@ -129,9 +166,11 @@ def open_folder(
     make_folder(out, "--out")
     with Claims(out) as held:  # of several processes that start at once, one writes
         held.wait(claims.FOLDER)
+        if isinstance(study, Study) and joined(study) != study:
+            return False
         check_folder(study, problems)
         _record(out / NAME, study, problems, model_info, told)
-    return out
+    return True
 
 
 def _record(
@@ -146,20 +185,21 @@ def _record(
         "study": study.identity(),
         "problems_fingerprint": fingerprint(problems),
         "problems": len(problems),
+        "problem_ids": [problem.id for problem in problems],
         "model": model_info,
         asked.KEY: told,
-        "environments": [],
+        "environments": [here],
     }
-    if path.exists():
-        record = read_record(path.parent)
-        if record["model"] != model_info:
+    before = read_record(path.parent) if path.exists() else None
+    if before is not None:
+        if before["model"] != model_info:
             raise UserError(
                 f"--out {path.parent}: its results are those of other weights of {study.model}"
             )
-        _check_form(path.parent, asked.read(record, str(path)), told)
-    if here not in record["environments"] or record.get(asked.KEY) != told:
-        record["environments"] += [here] if here not in record["environments"] else []
-        record[asked.KEY] = told
+        _check_form(path.parent, asked.read(before, str(path)), told)
+        known = before["environments"]
+        record["environments"] = known if here in known else [*known, here]
+    if record != before:
         write_json(path, record)
 
 

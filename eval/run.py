@@ -14,12 +14,14 @@ from typing import Any
 
 from kvpolicies.adapter import inspect_model
 from kvpolicies.decoding import Generation, generate
+from kvpolicies.errors import caution
 from kvpolicies.eval import controls, launch, lookahead, prompts, provenance, sharing, texts
 from kvpolicies.eval.bars import Bars
 from kvpolicies.eval.fidelity import Scorer, split_units
 from kvpolicies.eval.launch import Group, Place
 from kvpolicies.eval.preparing import Kept, Prepared, prepare
 from kvpolicies.eval.prompts import Request
+from kvpolicies.eval.records import Grid
 from kvpolicies.eval.results import Key, Results
 from kvpolicies.eval.study import Cell, Study, cells
 from kvpolicies.eval.summary import FULL
@@ -57,19 +59,26 @@ def run_study(study: Study) -> Path:
         UserError: as `prepare`; a folder that holds another study.
     """
     with Kept() as kept:
-        return run_prepared(prepare(study, kept))
+        return Path(run_prepared(prepare(study, kept), kept).study.out)
 
 
-def run_prepared(ready: Prepared) -> Path:
-    """`run_study` of what is prepared."""
-    study, group, model = ready.study, ready.group, ready.model
-    described = provenance.describe_model(model)  # by all: each holds a part of the weights
-    if group.leads:
-        provenance.open_folder(study, ready.problems, described, ready.asked)
-    group.agree(None)  # the folder is there
-    units = _units(study, ready.requests, model)
-    _run_units(study, group, launch.here(), (model, ready.tokenizer), units)
-    return Path(study.out)
+def run_prepared(ready: Prepared, kept: Kept) -> Prepared:
+    """`run_study` of what is prepared; returns what the folder holds at the end.
+
+    Where another process makes it grow meanwhile, that is a larger study.
+    """
+    while True:
+        study, group, model = ready.study, ready.group, ready.model
+        described = provenance.describe_model(model)  # by all: each holds a part of the weights
+        opened = group.leads and provenance.open_folder(
+            study, ready.problems, described, ready.asked
+        )
+        if group.agree(opened):
+            units = _units(study, ready.requests, model)
+            _run_units(study, group, launch.here(), (model, ready.tokenizer), units)
+            if group.agree(provenance.joined(study) == study):
+                return ready
+        ready = prepare(study, kept)
 
 
 def _run_units(
@@ -77,17 +86,20 @@ def _run_units(
 ) -> None:
     grid = cells(study)
     keys = [[Key(*c, r.problem.id, r.sample) for c in grid for r in unit] for unit in units]
-    bars = Bars(len(units), len(grid), sum(map(len, keys)), shown=place.leads)
-    with Results(Path(study.out), writes=group.leads) as results, bars:
-        bars.rows(len(results.rows))
-        cuts = controls.Cuts(study.entry, results, lambda t: prompts.decode(t, made[1]))
-        session = Session(study, group, *made, loading.stop_tokens(*made), results, bars, cuts)
-        for index in group.follow(sharing.turns(results, keys, bars)):
-            if not group.leads:
-                results.refresh()
-            _run_unit(session, grid, units[index])
-        if group.leads:
-            results.merge()
+    rows = Grid.of(study, {request.problem.id for unit in units for request in unit})
+    with Results(Path(study.out), rows, writes=group.leads) as results:
+        if place.leads and (said := results.found.said(results.folder)):
+            caution(said)  # before a bar is shown
+        with Bars(len(units), len(grid), sum(map(len, keys)), shown=place.leads) as bars:
+            bars.rows(len(results.rows))
+            cuts = controls.Cuts(study.entry, results, lambda t: prompts.decode(t, made[1]))
+            session = Session(study, group, *made, loading.stop_tokens(*made), results, bars, cuts)
+            for index in group.follow(sharing.turns(results, keys, bars)):
+                if not group.leads:
+                    results.refresh()
+                _run_unit(session, grid, units[index])
+            if group.leads:
+                results.merge()
 
 
 def _units(study: Study, requests: Sequence[Request], model: Any) -> list[list[Request]]:

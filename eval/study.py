@@ -15,7 +15,7 @@ from kvpolicies import config
 from kvpolicies.budget import BudgetSpec
 from kvpolicies.config import Deployment, from_mapping, option, read_yaml
 from kvpolicies.errors import UserError, nearest
-from kvpolicies.eval.results import FULL
+from kvpolicies.eval.records import FULL
 from kvpolicies.eval.tasks import TASKS, Task, find_task
 from kvpolicies.models.form import Form
 
@@ -152,10 +152,30 @@ class Study(Form):
         return BudgetSpec(budget, self.sinks, self.window)
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for a run to continue another: all but how and where it runs."""
+        """What run.json keeps: all but where it runs and where results go."""
         how = ("out", "tensor_parallel", "texts")
         values = {key: value for key, value in asdict(self).items() if key not in how}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+    def meaning(self) -> dict[str, Any]:
+        """What must be equal for a run to continue another: all that rows are made of.
+
+        Which rows there are is not in it, nor how they are computed. The problems themselves are
+        compared by their fingerprint, wherever they lie.
+        """
+        free = ("policies", "budgets", "problems", "samples", "data", "batch_size", "device")
+        return {key: value for key, value in self.identity().items() if key not in free}
+
+    def joined(self, before: "Study") -> "Study":
+        """This study with all rows of another beside its own; both are resolved."""
+        specs = [before.budget_spec(budget).text for budget in before.budgets]
+        return replace(
+            self,
+            policies=tuple(dict.fromkeys((*before.policies, *self.policies))),
+            budgets=tuple(dict.fromkeys((*specs, *self.budgets))),
+            problems=max(self.problems or 1, before.problems or 1),
+            samples=max(self.samples, before.samples),
+        )
 
 
 def cells(study: Study) -> list[Cell]:

@@ -26,7 +26,7 @@ ALL = 9
 
 def wanted(study: Study, request: Request) -> bool:
     """Whether this request is among those that are recorded: the first problems' first samples."""
-    return request.sample == 0 and request.identity < study.texts * study.samples
+    return request.sample == 0 and request.identity < study.texts
 
 
 def field(study: Study, request: Request, made: Generation, tokenizer: Any) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
 def _beside(out: Path) -> Path:
     """Where the figures go: each deployment file has some of its own."""
     plain = out.stem == Path(Wanted.out).stem
-    return out.with_name("selection.json" if plain else f"{out.stem}.selection.json")
+    return out.parent / ("selection.json" if plain else f"{out.stem}.selection.json")
 
 
 def _flag(name: str) -> str:

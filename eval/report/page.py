@@ -19,9 +19,10 @@ from kvpolicies.eval import (
 )
 from kvpolicies.eval.analysis import Analysis
 from kvpolicies.eval.measures import Row
+from kvpolicies.eval.records import Grid
 from kvpolicies.eval.report import comparisons, grid, latex, lengths, order, origin, samples, table
 from kvpolicies.eval.report.visible import visible
-from kvpolicies.eval.results import read_folder
+from kvpolicies.eval.results import find_rows
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import Summary
 from kvpolicies.eval.units import size
@@ -36,15 +37,16 @@ def write_report(folder: Path, study: Study) -> list[Summary]:
 
     Returns the cells.
     """
-    rows = read_folder(folder)
+    record = provenance.read_record(folder)
+    every = find_rows(folder, Grid.of(study, provenance.problem_ids(record)))
+    rows, dropped = every.rows, every.said(Path(folder.name))
     found = analysis.analyse(study, rows)
     analysis.write(folder, study, found)
     latex.write(folder / latex.NAME, study, found.cells)
     draws = plots.against_budget(study, found.cells) | pareto.plot(study, found.cells)
     pictures = plots.write_plots(folder, draws)
-    record = provenance.read_record(folder)
     page = _render(
-        **_results(study, found, rows, asked.read(record, str(folder / provenance.NAME))),
+        **_results(study, found, rows, asked.read(record, str(folder / provenance.NAME)), dropped),
         **_pictures(study, found.cells, pictures),
         **_origin(record),
         title=f"{study.task}: {study.model}",
@@ -58,12 +60,16 @@ def write_report(folder: Path, study: Study) -> list[Summary]:
 
 
 def _results(
-    study: Study, found: Analysis, rows: Sequence[Row], told: dict[str, Any] | None
+    study: Study,
+    found: Analysis,
+    rows: Sequence[Row],
+    told: dict[str, Any] | None,
+    dropped: str,
 ) -> dict[str, Any]:
     cells, with_controls = found.cells, controls.shown(found.cells)
     labels = {cell.policy: cell.label for cell in cells}
     return {
-        "before": foreword.sentences(study, cells, told),
+        "before": foreword.sentences(study, cells, told) + ([f"{dropped}."] if dropped else []),
         "asked": told,
         "sentences": [*words.sentences(study, cells, rows), *words.compared(study, found)],
         "headings": table.headings(study, with_controls),

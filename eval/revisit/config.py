@@ -112,8 +112,13 @@ class Revisit(Form):
         for budget in self.budgets:
             BudgetSpec(budget)
 
+    def meaning(self) -> dict[str, Any]:
+        """What must be equal for a run to continue another: all that a trace's row is made of."""
+        free = ("problems", "batch_size", "device")
+        return {key: value for key, value in self.identity().items() if key not in free}
+
     def identity(self) -> dict[str, Any]:
-        """What must be equal for a run to continue another: all but where results go."""
+        """What run.json keeps: all but where results go."""
         values = {key: value for key, value in asdict(self).items() if key != "out"}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 

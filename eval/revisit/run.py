@@ -57,7 +57,8 @@ def _run(config: Revisit, source: Source) -> tuple[Revisit, list[Row]]:
     for sentence in asked.cautions(told):
         streams.say(sentence)
     described = provenance.describe_model(model)
-    folder = provenance.open_folder(config, source.problems, described, told)
+    provenance.open_folder(config, source.problems, described, told)
+    folder = Path(config.out)
     often = 0.2 if sys.stderr.isatty() else 20.0
     with (
         claims.alone(folder),

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from kvpolicies.config import from_mapping
-from kvpolicies.errors import UserError
+from kvpolicies.errors import UserError, caution
 from kvpolicies.eval import asked, prompts, provenance
-from kvpolicies.eval.results import FULL, Key, read_folder, shards
+from kvpolicies.eval.records import Grid
+from kvpolicies.eval.results import FULL, Key, find_rows, shards
 from kvpolicies.eval.results import NAME as RESULTS
 from kvpolicies.eval.revisit.config import Revisit
 from kvpolicies.eval.study import Study
@@ -135,13 +136,14 @@ def _generations(folder: Path) -> Source:
     if not shards(folder):
         raise UserError(f"traces {folder}: holds no {RESULTS}")
     order = {name: place for place, name in enumerate(problems)}
-    rows = [row for row in read_folder(folder) if row["policy"] == FULL and row.get("tokens")]
+    every = find_rows(folder, Grid.of(study, problems))
+    if said := every.said(folder):
+        caution(said)
+    rows = [row for row in every.rows if row["policy"] == FULL and row["tokens"]]
     found, generated = [], {}
-    for row in sorted(rows, key=lambda row: (order.get(row["problem"], -1), row["sample"])):
+    for row in sorted(rows, key=lambda row: (order[row["problem"]], row["sample"])):
         key = Key.of(row)
         name = key.problem if study.samples == 1 else f"{key.problem}#{key.sample}"
-        if key.problem not in problems:
-            raise UserError(f"traces {folder}: {RESULTS} names an unknown problem {key.problem!r}")
         problem = problems[key.problem]
         found.append(replace(problem, id=name, solution=json.dumps(row["tokens"])))
         generated[name] = row["tokens"]

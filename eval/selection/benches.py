@@ -7,14 +7,13 @@ to be done first is no measurement.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from kvpolicies.errors import UserError
+from kvpolicies.errors import UserError, caution
 from kvpolicies.eval import results
 from kvpolicies.eval.measures import Row
-from kvpolicies.eval.results import FULL
+from kvpolicies.eval.records import FULL, Grid
 from kvpolicies.eval.selection.sources import Source
 from kvpolicies.eval.study import Cell, cells
 
@@ -70,26 +69,28 @@ def read_bench(source: Source) -> Bench:
     folder = Path(source.folder)
     if not results.shards(folder):
         raise UserError(f"{folder}: the study is unfinished: no {results.NAME}; run it again")
-    try:
-        rows = results.read_folder(folder)
-    except OSError as error:
-        raise UserError(f"{error.filename}: {error.strerror or error}") from None
+    every = results.find_rows(folder, Grid.of(source.study, source.problem_ids))
+    rows, said = every.rows, every.said(folder)
     problems = tuple(dict.fromkeys(str(row["problem"]) for row in rows))
     grid = cells(source.study)
     kept: dict[Cell, dict[tuple[str, int], Row]] = {cell: {} for cell in grid}
     for row in rows:
-        if (cell := Cell(row["policy"], row["budget"])) in kept:
-            kept[cell][row["problem"], row["sample"]] = row
-    _check_finished(source, problems, kept)
+        kept[Cell(row["policy"], row["budget"])][row["problem"], row["sample"]] = row
+    _check_finished(source, problems, kept, said)
+    if said:
+        caution(said)
     study = source.study
-    measured = {cell: _measured(folder, kept[cell], problems, study.samples) for cell in grid}
+    measured = {cell: _measured(kept[cell], problems, study.samples) for cell in grid}
     longest = max(int(cell.lengths.max()) for cell in measured.values())
     limit = study.max_new_tokens or longest
     return Bench(study.task, problems, study.samples, limit, measured)
 
 
 def _check_finished(
-    source: Source, problems: tuple[str, ...], kept: dict[Cell, dict[tuple[str, int], Row]]
+    source: Source,
+    problems: tuple[str, ...],
+    kept: dict[Cell, dict[tuple[str, int], Row]],
+    dropped: str,
 ) -> None:
     lacking = []
     for cell, found in kept.items():
@@ -106,7 +107,7 @@ def _check_finished(
     if lacking:
         raise UserError(
             f"{source.folder}: the study is unfinished: {_some(lacking, 5, '; ')}; "
-            f"finish it with the command that began it"
+            f"finish it with the command that began it{dropped and f' ({dropped})'}"
         )
 
 
@@ -116,28 +117,21 @@ def _some(items: Sequence[str], most: int, separator: str = ", ") -> str:
 
 
 def _measured(
-    folder: Path, rows: dict[tuple[str, int], Row], problems: tuple[str, ...], samples: int
+    rows: dict[tuple[str, int], Row], problems: tuple[str, ...], samples: int
 ) -> Measured:
     order = [rows[problem, sample] for problem in problems for sample in range(samples)]
 
-    def column(key: str, kind: type, missing: Any = None) -> np.ndarray:
-        values = [kind(row.get(key, missing)) for row in order]
-        return np.array(values).reshape(len(problems), samples)
+    def column(key: str) -> np.ndarray:
+        return np.array([row.get(key, 0) for row in order]).reshape(len(problems), samples)
 
-    try:
-        measured = Measured(
-            correct=column(GRADE, float),
-            lengths=column("length", int),
-            slots=column("slots", int),
-            prompts=column("prompt_tokens", int, 0),
-            cut=column("finish", str) == "length",
-            seconds=float(column("seconds", float).sum()),
-        )
-    except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{folder}: a row without numbers for {GRADE}, length, slots") from None
-    if not ((measured.correct >= 0) & (measured.correct <= 1)).all():
-        raise UserError(f"{folder}: {GRADE} must lie between 0 and 1")
-    return measured
+    return Measured(
+        correct=column(GRADE).astype(float),
+        lengths=column("length"),
+        slots=column("slots"),
+        prompts=column("prompt_tokens"),
+        cut=column("finish") == "length",
+        seconds=float(column("seconds").sum()),
+    )
 
 
 def label(cell: Cell) -> str:

@@ -32,6 +32,8 @@ class Source:
     """A short hash of the model's."""
     told: dict[str, Any] | None
     """How the model was asked (asked.py); None of a folder that does not say."""
+    problem_ids: list[str] | None = None
+    """The problems' names; None where an older version did not write them down."""
 
     @property
     def form(self) -> Form | None:
@@ -65,7 +67,8 @@ def read_source(folder: Path) -> Source:
             f"{folder}: task {study.task} grades no answers, so it has no accuracy "
             "to choose by; give a study of a task that generates"
         )
-    return Source(str(folder), study, tuple(commits), fingerprint, count, weights, told)
+    ids = provenance.problem_ids(record)
+    return Source(str(folder), study, tuple(commits), fingerprint, count, weights, told, ids)
 
 
 def _record(folder: Path) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import pytest
 from kvpolicies.errors import UserError
 from kvpolicies.eval import claims
 from kvpolicies.eval.claims import Claims
-from kvpolicies.eval.results import NAME, WRITTEN, Key, Results, read_folder, read_rows, shards
+from kvpolicies.eval.results import NAME, Key, Results, read_folder, read_rows, shards
+from tests.support.rows import row
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,11 +31,6 @@ def holder(folder, *what):
     return subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-
-
-def row(problem, **more):
-    key = {"policy": "random", "budget": "8", "problem": problem, "sample": 0}
-    return {**key, **dict.fromkeys(sorted(WRITTEN), 0), **more}
 
 
 def said(process) -> str:
@@ -83,6 +79,21 @@ def test_merging_keeps_every_row_once_and_in_order(tmp_path):
         assert results.refresh() == 0
     assert shards(tmp_path) == [tmp_path / NAME]
     assert read_rows(tmp_path / NAME) == whole
+
+
+def test_whoever_is_done_does_not_merge_while_another_appends(tmp_path):
+    (tmp_path / "results.0001.jsonl").write_text(json.dumps(row("b")) + "\n")
+    other = holder(tmp_path, claims.writer(1))
+    assert said(other) == "[True]\n"
+    with Results(tmp_path) as results:
+        results.add(row("a"))
+        results.merge()
+        assert len(shards(tmp_path)) == 2
+        other.communicate("")
+        assert results.add(row("c"))  # its own file was closed, not lost
+        results.merge()
+    assert shards(tmp_path) == [tmp_path / NAME]
+    assert read_folder(tmp_path) == [row("a"), row("b"), row("c")]
 
 
 def test_rows_in_memory_only(tmp_path):

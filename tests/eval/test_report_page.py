@@ -134,10 +134,12 @@ def test_texts_are_those_on_which_cells_differ_most(made):
 
 def test_hostile_text_stays_text(small_study, tmp_path):
     study, folder = small_study
-    (tmp_path / "run.json").write_bytes((folder / "run.json").read_bytes())
+    record = json.loads((folder / "run.json").read_text())
+    record["problem_ids"] = [HOSTILE[:34] + name for name in record["problem_ids"]]
+    (tmp_path / "run.json").write_text(json.dumps(record))
     with (tmp_path / NAME).open("w") as file:
         for row in read_folder(folder):
-            row["problem"] = HOSTILE[:60] + row["problem"]
+            row["problem"] = HOSTILE[:34] + row["problem"]
             row["text"] = row[KEY]["pieces"][-1] = HOSTILE
             row[KEY]["pieces"][0] = "</i></div><img src=x onerror=alert(1)>"
             file.write(json.dumps(row) + "\n")

@@ -186,7 +186,7 @@ def changed(key: str, value: object, *, inside: str = "study"):
         (lambda f: (f / "run.json").unlink(), "holds no run.json"),
         (lambda f: (f / "results.jsonl").unlink(), "no results.jsonl"),
         (lambda f: (f / "results.jsonl").write_text(""), "30 of 30 problems not reached"),
-        (lambda f: (f / "results.jsonl").write_text("x\n"), "not a result row"),
+        (lambda f: (f / "results.jsonl").write_text("x\n"), "nowhere: results.jsonl:1 (no JSON)"),
     ],
 )
 def test_a_folder_that_holds_no_finished_study_is_refused(spoil, says, tmp_path, capsys):
