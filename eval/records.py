@@ -101,7 +101,7 @@ def check(row: Mapping[str, Any], measures: Sequence["Measure"] = ()) -> None:
     """
     graded = {name: form for measure in measures for name, form in _of_measure(measure).items()}
     _check({**KEYS, **WRITTEN, **graded}, row)
-    optional = {"prompt_tokens": _COUNT, "asked": _COUNT, "mode": _TEXT}
+    optional = {"prompt_tokens": _COUNT, "asked": _COUNT, "mode": _TEXT, "processor": _SECONDS}
     _check({name: form for name, form in optional.items() if name in row}, row)
     if "held" in row:
         _check(_HELD, row["held"], "held: ")

@@ -226,10 +226,13 @@ def _add(
         "cache_bytes": made.cache_bytes * session.parts,
         "state_bytes": made.state_bytes * session.parts,
         "seconds": round(made.seconds, 6),
+        "processor": round(made.processor, 6),
         "tokens": tokens,
         "text": text,
         **more,
     }
+    if session.model.device.type != "cpu":  # whose work no processor's clock shows
+        del row["processor"]
     if told := lookahead.mode(cell.policy, session.study.entry.forced):
         row["mode"] = told
     if session.results.add(row):

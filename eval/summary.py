@@ -59,6 +59,10 @@ class Summary:
     lookahead: bool
     """Its policy was told what is to come (lookahead.py): no policy to deploy."""
     tokens_per_second: float
+    """On the wall, and so whatever else the machine did."""
+    cpu_ms: float
+    """Milliseconds of the processor a new token, all threads; nan where it does not tell: of rows
+    that were made on a GPU, or by an older version, or by a policy that looks ahead."""
     beyond: bool
     """Held more slots than were asked for: a paper's own rule grants itself what it needs."""
     controls: dict[str, Control] = field(default_factory=dict)
@@ -109,7 +113,7 @@ def write_csv(path: Path, study: Study, summaries: Sequence[Summary]) -> None:
     passes = sorted({k for cell in summaries for k in cell.pass_at})
     header += [f"pass_at_{k}{end}" for k in passes for end in names]
     plain = ("slots", "max_slots", "over_budget", "cache_bytes", "state_bytes", "mean_length",
-             "truncated", "looping", "lookahead", "tokens_per_second")  # fmt: skip
+             "truncated", "looping", "lookahead", "cpu_ms", "tokens_per_second")  # fmt: skip
     cut = [controls.columns(measures, cell.controls) for cell in summaries]
     extra = list(dict.fromkeys(name for entries in cut for name in entries))
     lines: list[list[object]] = [[*header, *extra, *plain]]
@@ -151,5 +155,13 @@ def _one(study: Study, rows: Sequence[Row], full: Sequence[Row]) -> Summary:
         looping=sum(ends_in_loop(row["tokens"]) for row in cut) / count,
         beyond=any(row["max_slots"] > row.get("asked", row["slots"]) for row in rows),
         controls=controls.of_cell(measures, rows, seed),
+        cpu_ms=_cpu_ms(rows),
         tokens_per_second=sum(row["length"] for row in rows) / seconds if seconds > 0 else 0.0,
     )
+
+
+def _cpu_ms(rows: Sequence[Row]) -> float:
+    tokens = sum(row["length"] for row in rows)
+    if not tokens or any("processor" not in row or row.get("mode") for row in rows):
+        return math.nan
+    return 1000 * sum(row["processor"] for row in rows) / tokens

@@ -34,6 +34,7 @@ class Request:
     told: int = 0
     """New tokens that events have told of."""
     seconds: float = 0.0
+    processor: float = 0.0
 
     @property
     def to_feed(self) -> list[int]:

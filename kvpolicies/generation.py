@@ -42,6 +42,8 @@ class Generation:
     """What the model chose at each step: its tokens, unless others were forced."""
     trace: EvictionTrace | None = None
     """Eviction times of prompt and new tokens, if they were asked for."""
+    processor: float = 0.0
+    """As `seconds`, of the processor: all threads of this process, and nothing of others."""
 
 
 def made(cache: FixedBudgetCache, request: Request, finish: str) -> Generation:
@@ -53,6 +55,7 @@ def made(cache: FixedBudgetCache, request: Request, finish: str) -> Generation:
         finish=finish,
         prompt_tokens=len(r.prompt),
         seconds=r.seconds,
+        processor=r.processor,
         max_slots=min(cache.max_slots(r.row), r.fed),
         budget_total=r.schedule.capacity,
         asked_slots=r.budget.total,

@@ -188,7 +188,7 @@ class Loop:
 
     def _advance(self, requests: list[Request], counts: list[int]) -> None:
         """One forward: counts[i] prompt tokens of each; a new token where the prompt is done."""
-        begin = time.perf_counter()
+        begin = _now()
         width = max(counts)
         tokens, positions = [], []
         for r, n in zip(requests, counts, strict=True):
@@ -210,7 +210,7 @@ class Loop:
 
     def _decode(self, active: list[Request]) -> None:
         """One new token of each active request, or a few: their rows are the cache's first ones."""
-        begin = time.perf_counter()
+        begin = _now()
         chosen: list[Tensor] = []
         for step in range(self._until_a_look(active)):
             fed = [r.fed + step for r in active]
@@ -280,7 +280,13 @@ def _row(request: Request) -> int:
     return request.row
 
 
-def _share(begin: float, requests: list[Request]) -> None:
-    seconds = (time.perf_counter() - begin) / len(requests)
+def _now() -> tuple[float, float]:
+    """Seconds on the wall, and of the processor."""
+    return time.perf_counter(), time.process_time()
+
+
+def _share(begin: tuple[float, float], requests: list[Request]) -> None:
+    wall, processor = (end - start for start, end in zip(begin, _now(), strict=True))
     for r in requests:
-        r.seconds += seconds
+        r.seconds += wall / len(requests)
+        r.processor += processor / len(requests)

@@ -9,7 +9,6 @@ from markupsafe import Markup
 from kvpolicies.eval import (
     analysis,
     asked,
-    controls,
     foreword,
     lookahead,
     pareto,
@@ -66,14 +65,14 @@ def _results(
     told: dict[str, Any] | None,
     dropped: str,
 ) -> dict[str, Any]:
-    cells, with_controls = found.cells, controls.shown(found.cells)
+    cells = found.cells
     labels = {cell.policy: cell.label for cell in cells}
     return {
         "before": foreword.sentences(study, cells, told) + ([f"{dropped}."] if dropped else []),
         "asked": told,
         "sentences": [*words.sentences(study, cells, rows), *words.compared(study, found)],
-        "headings": table.headings(study, with_controls),
-        "lines": [table.entries(study, cell, with_controls) for cell in cells],
+        "headings": table.headings(study, cells),
+        "lines": table.entries(study, cells),
         "notes": table.notes(study, cells),
         "pair_headings": comparisons.HEADINGS,
         "pair_lines": comparisons.listed(study, found.pairs, labels),

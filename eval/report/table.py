@@ -1,5 +1,6 @@
 """The study's table: for the terminal, the page and table.tex."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -7,6 +8,8 @@ from kvpolicies.eval import controls, lookahead
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import Summary
 from kvpolicies.eval.units import size
+
+SPEED = "CPU ms/token"
 
 
 class Entry(NamedTuple):
@@ -18,24 +21,33 @@ class Entry(NamedTuple):
 
 def table(study: Study, summaries: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:
     """(headings, lines) of the table that the page and the terminal show."""
-    with_controls = controls.shown(summaries)
-    lines = [[x.text for x in entries(study, cell, with_controls)] for cell in summaries]
-    return headings(study, with_controls), lines
+    lines = [[x.text for x in line] for line in entries(study, summaries)]
+    return headings(study, summaries), lines
 
 
-def headings(study: Study, with_controls: Sequence[str]) -> list[str]:
+def headings(study: Study, summaries: Sequence[Summary]) -> list[str]:
     """What stands above the columns of `entries`."""
     said = ["policy", "budget"]
     for item in study.entry.measures:
         said.append(item.heading + (" %" if item.percent else ""))
         if item.against_full:
             said.append("− full")
-    said += [f"− {controls.NAMES[name]}" for name in with_controls]
-    return [*said, "most slots", "cache", "policy state", "tokens/s"]
+    said += [f"− {controls.NAMES[name]}" for name in controls.shown(summaries)]
+    said += ["most slots", "cache", "policy state"]
+    return [*said, SPEED] if _timed(summaries) else said
 
 
-def entries(study: Study, cell: Summary, with_controls: Sequence[str]) -> list[Entry]:
-    """One line of the table; `with_controls` names the controls that have a column."""
+def entries(study: Study, summaries: Sequence[Summary]) -> list[list[Entry]]:
+    """The lines of the table."""
+    with_controls, timed = controls.shown(summaries), _timed(summaries)
+    return [_line(study, cell, with_controls, timed) for cell in summaries]
+
+
+def _timed(summaries: Sequence[Summary]) -> bool:
+    return any(not math.isnan(cell.cpu_ms) for cell in summaries)
+
+
+def _line(study: Study, cell: Summary, with_controls: Sequence[str], timed: bool) -> list[Entry]:
     line = [Entry(cell.label, cell.policy)]
     line.append(Entry("–" if cell.is_full else cell.budget, cell.slots))
     for item in study.entry.measures:
@@ -50,8 +62,10 @@ def entries(study: Study, cell: Summary, with_controls: Sequence[str]) -> list[E
         line.append(Entry(*gap) if gap else Entry("", ""))
     line += [Entry(_slots(cell), cell.max_slots)]
     line += [Entry(size(count), count) for count in (cell.cache_bytes, cell.state_bytes)]
-    speed = "" if cell.lookahead else f"{cell.tokens_per_second:.0f}"
-    return [*line, Entry(speed, cell.tokens_per_second if speed else "")]
+    if timed:
+        known = not math.isnan(cell.cpu_ms)
+        line.append(Entry(f"{cell.cpu_ms:.3g}", cell.cpu_ms) if known else Entry("", ""))
+    return line
 
 
 def _slots(cell: Summary) -> str:
@@ -70,10 +84,14 @@ def notes(study: Study, summaries: Sequence[Summary]) -> list[str]:
         "most slots: the largest number that any head of any layer held in any sample. "
         "cache: keys, values and positions of one sequence, all layers, as allocated. "
         "policy state: what the policy keeps besides, of one sequence, all layers.",
-        "tokens/s: new tokens over the wall-clock time of their forwards, "
-        f"up to {study.batch_size} sequences at once, on the machine below; it includes "
-        "prefill and scoring, and it varies with what else the machine does.",
     ]
+    if _timed(summaries):
+        said.append(
+            f"{SPEED}: milliseconds of the processor a new token, all threads of this process, up "
+            f"to {study.batch_size} sequences at once. Prefill and scoring are in it; what else "
+            "the machine did is not, but for the caches and clocks that it shared. "
+            "`kvpolicies bench` measures speed."
+        )
     said[1:1] = [
         f"{controls.NAMES[name]}: {controls.MEANINGS[name]}." for name in controls.shown(summaries)
     ]

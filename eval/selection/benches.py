@@ -4,6 +4,7 @@ A folder is refused unless every cell has every problem, for a mean over whichev
 to be done first is no measurement.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,8 @@ class Measured:
     """[P, S], tokens of the prompt; 0 where rows do not say."""
     cut: np.ndarray
     """[P, S], whether it was cut off at the limit of new tokens."""
-    seconds: float
+    processor: float
+    """Seconds of the processor, all samples; nan where a row does not say."""
 
     @property
     def by_problem(self) -> np.ndarray:
@@ -121,8 +123,8 @@ def _measured(
 ) -> Measured:
     order = [rows[problem, sample] for problem in problems for sample in range(samples)]
 
-    def column(key: str) -> np.ndarray:
-        return np.array([row.get(key, 0) for row in order]).reshape(len(problems), samples)
+    def column(key: str, missing: float = 0) -> np.ndarray:
+        return np.array([row.get(key, missing) for row in order]).reshape(len(problems), samples)
 
     return Measured(
         correct=column(GRADE).astype(float),
@@ -130,7 +132,7 @@ def _measured(
         slots=column("slots"),
         prompts=column("prompt_tokens"),
         cut=column("finish") == "length",
-        seconds=float(column("seconds").sum()),
+        processor=float(column("processor", math.nan).sum()),
     )
 
 

@@ -6,6 +6,7 @@ the code that allocates them (`eval/memory.py`); no weights are read. Accuracies
 studies.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,8 +45,8 @@ class Candidate:
     benches: dict[str, Figures]
     mean: Figures
     """Over benches, each weighing the same."""
-    tokens_per_second: float
-    """In the studies, at their batch size; 0 where they took no time."""
+    cpu_ms: float
+    """Of the processor a new token, in the studies, at their batch size; nan where rows lack it."""
 
     @property
     def label(self) -> str:
@@ -110,9 +111,10 @@ def _candidate(evidence: Evidence, cell: Cell, budget: str, held: memory.Memory)
     if len(figures) > 1:
         mean = Figures(mean_over_tasks(accuracies, seed), mean_over_tasks(losses, seed))
     measured = [bench.cells[cell] for bench in evidence.benches]
-    seconds = sum(one.seconds for one in measured)
+    processor = sum(one.processor for one in measured)
     tokens = sum(int(one.lengths.sum()) for one in measured)
-    return Candidate(cell, budget, held, figures, mean, tokens / seconds if seconds > 0 else 0.0)
+    cpu_ms = 1000 * processor / tokens if tokens else math.nan
+    return Candidate(cell, budget, held, figures, mean, cpu_ms)
 
 
 def _figures(bench: Bench, cell: Cell) -> Figures:

@@ -175,7 +175,7 @@ def _candidate(choice: Choice, candidate: Candidate, in_front: bool) -> dict[str
             {**asdict(test), "slack": test.slack, "passes": test.passes}
             for test in choice.tests[candidate.cell]
         ],
-        "tokens_per_second": candidate.tokens_per_second,
+        "cpu_ms_per_token": candidate.cpu_ms,
     }
 
 

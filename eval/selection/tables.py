@@ -1,9 +1,11 @@
 """The Pareto set, and what each candidate fails, on the terminal."""
 
+import math
 from collections.abc import Sequence
 
 from kvpolicies.eval import terminal
 from kvpolicies.eval.measures import ACCURACY
+from kvpolicies.eval.report.table import SPEED
 from kvpolicies.eval.selection.candidates import Candidate, pareto
 from kvpolicies.eval.selection.choice import Choice
 from kvpolicies.eval.selection.evidence import Evidence
@@ -36,11 +38,13 @@ def _front(
         headings += ["mean %", "− full"]
     if choice.limits.on_accuracy:
         headings += ["− full at least" if choice.limits.least_accuracy is None else "slack"]
-    headings += ["cache + state", "memory", "tokens/s", ""]
-    return headings, [_line(choice, c, labels) for c in front]
+    headings += ["cache + state", "memory"]
+    timed = any(not math.isnan(c.cpu_ms) for c in choice.candidates)
+    headings += [SPEED, ""] if timed else [""]
+    return headings, [_line(choice, c, labels, timed) for c in front]
 
 
-def _line(choice: Choice, candidate: Candidate, labels: Sequence[str]) -> list[str]:
+def _line(choice: Choice, candidate: Candidate, labels: Sequence[str], timed: bool) -> list[str]:
     line = [candidate.cell.policy, "–" if candidate.is_full else _budget(candidate)]
     shown = [candidate.benches[name] for name in labels]
     for figures in shown + ([candidate.mean] if len(labels) > 1 else []):
@@ -49,7 +53,8 @@ def _line(choice: Choice, candidate: Candidate, labels: Sequence[str]) -> list[s
     if choice.limits.on_accuracy:
         line.append(_sure(choice, candidate))
     line += [size(candidate.held), size(candidate.memory.total)]
-    line.append(f"{candidate.tokens_per_second:.0f}" if candidate.tokens_per_second else "–")
+    if timed:
+        line.append("–" if math.isnan(candidate.cpu_ms) else f"{candidate.cpu_ms:.3g}")
     return [*line, _mark(choice, candidate)]
 
 

@@ -31,7 +31,7 @@ def folder(begun, tmp_path):
 
 def made(folder):
     """Rows by key, without their times and the bytes allocated, which a batch's longest decides."""
-    drop = ("seconds", "cache_bytes")
+    drop = ("seconds", "processor", "cache_bytes")
     return {Key.of(r): {k: v for k, v in r.items() if k not in drop} for r in read_folder(folder)}
 
 

@@ -13,6 +13,7 @@ from kvpolicies.eval import lookahead, report, run, words
 from kvpolicies.eval.results import NAME, Key, read_rows
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.summary import summarise
+from tests.support.rows import untimed
 
 STUDY = Study(
     policies=("streaming", "oracle"), budgets=("40", "200"), problems=3, length=80, batch_size=2
@@ -29,7 +30,7 @@ def looked_ahead(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Path]
 
 
 def cell(folder: Path, policy: str, budget: str) -> list[dict]:
-    rows = [{**row, "seconds": 0} for row in read_rows(folder / NAME)]
+    rows = list(map(untimed, read_rows(folder / NAME)))
     return [row for row in rows if (row["policy"], row["budget"]) == (policy, budget)]
 
 
@@ -79,7 +80,7 @@ def test_a_killed_run_ends_with_the_same_rows(looked_ahead, tmp_path):
     run.run_study(replace(study, out=str(tmp_path)))
 
     def keyed(path: Path) -> set[str]:
-        rows = [{**row, "seconds": 0} for row in read_rows(path / NAME)]
+        rows = list(map(untimed, read_rows(path / NAME)))
         return {json.dumps(row, sort_keys=True) for row in rows}
 
     assert keyed(tmp_path) == keyed(folder)

@@ -19,24 +19,25 @@ from kvpolicies.eval import provenance, report, run
 from kvpolicies.eval.results import NAME, read_rows
 from kvpolicies.eval.study import Study
 from kvpolicies.learned.policy import ASSETS
+from tests.support.rows import untimed
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def untimed(folder: Path) -> list[dict]:
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(folder / NAME)]
+def made(folder: Path) -> list[dict]:
+    return list(map(untimed, read_rows(folder / NAME)))
 
 
 def without_timings(folder: Path) -> bytes:
     """results.jsonl, byte for byte but for its timings."""
-    return re.sub(rb'"seconds": ?[0-9.e+-]+', b"", (folder / NAME).read_bytes())
+    return re.sub(rb'"(seconds|processor)": ?[0-9.e+-]+', b"", (folder / NAME).read_bytes())
 
 
 def table(study: Study, folder: Path) -> list[list[str]]:
-    """The summary's lines without the last column, tokens/s."""
+    """The summary's lines without the last columns, CPU ms a token and tokens/s."""
     report.write_report(folder, study.resolved())
     lines = (folder / "summary.csv").read_text().splitlines()
-    return [line.split(",")[:-1] for line in lines]
+    return [line.split(",")[:-2] for line in lines]
 
 
 def test_every_cell_has_every_problem(small_study):
@@ -74,9 +75,9 @@ def test_only_missing_rows_are_appended(small_study, tmp_path):
     kept = (tmp_path / NAME).read_bytes()[:-25]
     run.run_study(replace(study, out=str(tmp_path)))
     assert (tmp_path / NAME).read_bytes().startswith(kept)
-    by_key = {json.dumps(row, sort_keys=True) for row in untimed(tmp_path)}
-    assert by_key == {json.dumps(row, sort_keys=True) for row in untimed(folder)}
-    assert len(untimed(tmp_path)) == len(lines)
+    by_key = {json.dumps(row, sort_keys=True) for row in made(tmp_path)}
+    assert by_key == {json.dumps(row, sort_keys=True) for row in made(folder)}
+    assert len(made(tmp_path)) == len(lines)
     assert table(study, tmp_path) == table(study, folder)
 
 
@@ -102,10 +103,10 @@ def test_a_killed_run_continues_and_ends_with_the_same_table(small_study, tmp_pa
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     there = len(read_rows(results))
-    assert 3 <= there < len(untimed(folder))
+    assert 3 <= there < len(made(folder))
     assert not (tmp_path / "report.html").exists()
     run.run_study(replace(study, out=str(tmp_path)))
-    assert untimed(tmp_path) == untimed(folder)
+    assert made(tmp_path) == made(folder)
     assert table(study, tmp_path) == table(study, folder)
 
 
@@ -176,8 +177,8 @@ def test_samples_differ_and_do_not_depend_on_the_batch(tmp_path):
         policies=("random",), budgets=("30",), problems=1, samples=3, length=60,
         temperature=2.0, out=str(tmp_path / "a"),
     )  # fmt: skip
-    together = untimed(run.run_study(study))
-    alone = untimed(run.run_study(replace(study, batch_size=1, out=str(tmp_path / "b"))))
+    together = made(run.run_study(study))
+    alone = made(run.run_study(replace(study, batch_size=1, out=str(tmp_path / "b"))))
 
     def texts(rows):
         return {(row["policy"], row["sample"]): row["text"] for row in rows}
@@ -225,7 +226,7 @@ def test_all_policies_draw_the_same_random_numbers(tmp_path):
         policies=("random", "streaming"), budgets=("100%",), problems=1, samples=2, length=50,
         temperature=20.0, top_p=1.0, out=str(tmp_path),
     )  # fmt: skip
-    rows = untimed(run.run_study(study))
+    rows = made(run.run_study(study))
     texts = {(row["policy"], row["sample"]): row["text"] for row in rows}
     for sample in (0, 1):
         mine = {texts[policy, sample] for policy in ("full", "random", "streaming")}

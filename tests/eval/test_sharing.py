@@ -15,6 +15,7 @@ from kvpolicies.errors import UserError
 from kvpolicies.eval import launch, run, sharing
 from kvpolicies.eval.results import NAME, read_folder, read_rows, shards
 from kvpolicies.eval.study import Study
+from tests.support.rows import untimed
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = Study(policies=("random",), budgets=("30",), problems=4, length=50, batch_size=1)
@@ -45,8 +46,8 @@ def alone(tmp_path_factory):
     return run.run_study(replace(STUDY, out=str(tmp_path_factory.mktemp("alone") / "out")))
 
 
-def untimed(folder):
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_folder(folder)]
+def made(folder):
+    return list(map(untimed, read_folder(folder)))
 
 
 def environment(**more):
@@ -82,7 +83,7 @@ def test_a_killed_rank_is_taken_over_by_the_other(alone, tmp_path, lost, monkeyp
     run.run_study(replace(STUDY, out=str(out)))
     assert waits == [[1, ROWS - UNIT]] * 2
     assert shards(out) == [out / NAME]
-    assert untimed(out) == untimed(alone) and len(untimed(out)) == ROWS
+    assert made(out) == made(alone) and len(made(out)) == ROWS
     assert kept[0] in read_folder(out)  # timing and all
 
 
@@ -96,7 +97,7 @@ def test_torchrun(alone, tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Report: ") == 1  # the leading rank speaks
-    assert untimed(out) == untimed(alone) and shards(out) == [out / NAME]
+    assert made(out) == made(alone) and shards(out) == [out / NAME]
     assert (out / "report.html").exists() and (out / "pairs.csv").exists()
 
 

@@ -10,3 +10,8 @@ def row(problem: str, **more: Any) -> dict[str, Any]:
     key = {"policy": "random", "budget": "8", "problem": problem, "sample": 0}
     counts = dict.fromkeys(("length", "slots", "max_slots", "cache_bytes", "state_bytes"), 0)
     return {**key, "finish": "stop", **counts, "seconds": 0, "tokens": [], "text": "", **more}
+
+
+def untimed(row: dict[str, Any]) -> dict[str, Any]:
+    """A row without what its times were."""
+    return {key: value for key, value in row.items() if key not in ("seconds", "processor")}
