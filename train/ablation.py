@@ -21,7 +21,7 @@ from typing import Any
 from kvpolicies import config
 from kvpolicies.budget import BudgetSpec
 from kvpolicies.config import from_mapping, read_yaml
-from kvpolicies.errors import UserError, nearest
+from kvpolicies.errors import UserError, nearest, shown
 from kvpolicies.eval.study import Study
 from kvpolicies.train import recipe as recipes
 from kvpolicies.train.recipe import Recipe
@@ -73,7 +73,10 @@ def load_ablation(
     given = _mapping(read_yaml(path), str(path))
     if unknown := [key for key in given if key not in KEYS]:
         raise UserError(f"{path}: unknown key {unknown[0]!r}: {nearest(str(unknown[0]), KEYS)}")
-    folder = Path(out or str(given.get("out") or "results/ablations"))
+    given_out = given.get("out", "results/ablations")
+    if not isinstance(given_out, str) or not given_out.strip():
+        raise UserError(f"{path}: out: expected text, got {shown(given_out)}")
+    folder = Path(out or given_out)
     shared = {**_base(given, path), **_mapping(given.get("recipe"), f"{path}: recipe"), **changes}
     variants = {}
     for label, options in _mapping(given.get("variants"), f"{path}: variants").items():
@@ -130,7 +133,10 @@ def _study(values: Mapping[str, Any], variants: Mapping[str, Recipe], where: str
     if any(spec.is_share for spec in specs):
         raise UserError(f"{where}: budgets must be numbers of slots, got {list(study.budgets)}")
     study = replace(study, budgets=tuple(spec.text for spec in specs))
-    study.check()
+    try:
+        study.check()
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
     return study
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kvpolicies import config
 from kvpolicies.errors import UserError, caution
+from kvpolicies.train.bounds import check_machine
 from kvpolicies.train.recipe import Recipe, check_there, find, shipped
 
 
@@ -34,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
     """Trains, and prints the held-out figures. Returns the exit status."""
     path = find(args.file)
     recipe = config.from_args(Recipe, args, config.read_yaml(path), str(path))
-    check_there(recipe)  # which takes no seconds of imports
+    check_there(recipe)  # neither takes seconds of imports
+    check_machine(recipe)
     try:
         import lightning  # noqa: F401
     except ImportError:

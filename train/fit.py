@@ -31,7 +31,7 @@ from kvpolicies.learned.base import config_for, relevant, sampled
 from kvpolicies.learned.scorer import Scorer
 from kvpolicies.models import loading
 from kvpolicies.positions import check_positions
-from kvpolicies.train import checkpoints, record, sources
+from kvpolicies.train import bounds, checkpoints, record, sources
 from kvpolicies.train.data import Data
 from kvpolicies.train.distill import Distill
 from kvpolicies.train.module import Diverged, Frozen
@@ -50,6 +50,8 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
         UserError: for bad input, before a model is loaded where it can be known by then; for a
             folder that holds another run.
     """
+    bounds.check_machine(recipe)
+    bounds.device_of(recipe)
     out = Path(recipe.out)
     first = int(os.environ.get("LOCAL_RANK", "0")) == 0
     known = record.check(recipe) if first else None
@@ -143,7 +145,8 @@ def new_scorer(recipe: Recipe, model: Any) -> Scorer:
     """The recipe's scorer with its first weights, decided by the seed.
 
     Raises:
-        UserError: for a model that is not supported, or kvpop without xlstm.
+        UserError: for a model that is not supported, a scorer that no memory holds, or kvpop
+            without xlstm.
     """
     config = config_for(
         model,
@@ -155,6 +158,7 @@ def new_scorer(recipe: Recipe, model: Any) -> Scorer:
         features=recipe.features,
         decay=recipe.ages,
     )
+    bounds.check_scorer(recipe, config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         return Scorer(config)

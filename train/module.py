@@ -111,6 +111,7 @@ class Frozen(lightning.LightningModule):
         with torch.enable_grad(), torch.autocast(lesson.keys.device.type, enabled=False):
             scores = comparable(self.scorer, lesson)
             decay = decay_of(self.scorer, lesson.layer)
+            self._rankable(score=scores, target=lesson.targets)
             parts = self.objective(scores, decay, lesson, self.global_step)
             # By name: what a strategy has put in a parameter's place counts.
             own = [at(self.scorer, name) for name in self.names[lesson.layer]]
@@ -127,11 +128,16 @@ class Frozen(lightning.LightningModule):
         """Adds a layer's figures.
 
         Raises:
-            Diverged: for a score that is not finite.
+            Diverged: for a score or a target that is not finite.
         """
-        if not bool(lesson.scores(self.scorer).isfinite().all()):
-            raise Diverged("a held-out score", self.global_step)
+        self._rankable(score=lesson.scores(self.scorer), target=lesson.targets)
         self.figures.add(lesson.layer, figures(self.recipe, self.scorer, lesson))
+
+    def _rankable(self, **numbers: Tensor) -> None:
+        """Tokens are ranked by these, and what is not finite has no rank."""
+        for name, tensor in numbers.items():
+            if not bool(tensor.isfinite().all()):
+                raise Diverged(f"a {name}", self.global_step)
 
     def on_validation_epoch_end(self) -> None:
         """Means of all devices: logged, and by layer and head kept in `figures`."""

@@ -36,6 +36,10 @@ WORDS = {
     "dtype": ("float32", "bfloat16"),
     "strategy": ("auto", "ddp", "fsdp"),
 }
+# Whole numbers that the libraries below count with.
+COUNTED = 1 << 62
+# Each validation runs all of them.
+HELD_OUT = 1 << 16
 # No weight is of use after a step of that size.
 HIGHEST = 1e6
 # What may differ between a run and the one that continues it.
@@ -160,8 +164,11 @@ def _check_numbers(recipe: Recipe) -> None:
         "workers": 0, "weight_decay": 0, "boundary": 0, "regression": 0, "kl": 0,
     }  # fmt: skip
     for name, low in least.items():
-        if not low <= getattr(recipe, name) < float("inf"):
-            raise UserError(f"{name} must be at least {low}, got {getattr(recipe, name)}")
+        value, most = getattr(recipe, name), HELD_OUT if name == "held_out" else COUNTED
+        if not low <= value < float("inf"):
+            raise UserError(f"{name} must be at least {low}, got {value}")
+        if value > most:
+            raise UserError(f"{name} must be at most {most}, got {value}")
     if recipe.delay is not None and recipe.delay < 1:
         raise UserError(f"delay must be at least 1, got {recipe.delay}")
     if not 1 <= recipe.power < float("inf"):
@@ -177,6 +184,8 @@ def _check_numbers(recipe: Recipe) -> None:
 def check_there(recipe: Recipe) -> None:
     """Raises UserError for data that is neither here nor to be looked for on the hub."""
     data = recipe.data
+    if not data.strip():
+        raise UserError("data is empty: ledger, a file, a folder or a hub id")
     if data != "ledger" and not Path(data).expanduser().exists() and not _is_hub_id(data):
         hint = nearest(data, ["ledger"]) if "/" not in data and "." not in data else ""
         raise UserError(

@@ -28,7 +28,7 @@ def check(recipe: Recipe) -> dict[str, Any] | None:
             raise UserError(f"{recipe.out}: holds checkpoints without {NAME}; choose another --out")
         return None
     known = read_json(path)
-    if not isinstance(known, dict) or not isinstance(known.get("recipe"), dict):
+    if not _is_record(known):
         raise UserError(f"{path}: not the record of a training run; choose another --out")
     # An option that came after the run was begun had its default then.
     before = {**Recipe().identity(), **known["recipe"]}
@@ -38,6 +38,20 @@ def check(recipe: Recipe) -> dict[str, Any] | None:
         what = ", ".join(f"{key} ({before.get(key)} -> {now[key]})" for key in changed)
         raise UserError(f"{recipe.out}: holds another run; different: {what}")
     return known
+
+
+def _is_record(known: Any) -> bool:
+    """Whether a value has the parts of what `begin` and `finish` write, each of its kind."""
+    if not isinstance(known, dict):
+        return False
+    kinds = {"recipe": dict, "model": dict, "environments": list, "seconds": float | int}
+    if known.get("finished"):
+        kinds["figures"] = dict
+    if not all(isinstance(known.get(name), kind) for name, kind in kinds.items()):
+        return False
+    figures = known.get("figures", {"recall": 0.0, "chance": 0.0})
+    numbers = all(isinstance(value, float | int) for value in figures.values())
+    return numbers and {"recall", "chance"} <= figures.keys()
 
 
 def begin(recipe: Recipe, model: Any, scorer: Scorer) -> dict[str, Any]:

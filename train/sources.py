@@ -62,7 +62,7 @@ class Records:
 
     def block(self, epoch: int, first: int) -> list[list[int]]:
         """See `Blocks`."""
-        g = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        g = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % (1 << 63))
         order = torch.randperm(len(self.records) - self.apart, generator=g)
         chosen = (order[first : first + BLOCK] + self.apart).tolist()
         return [self.encode(self.records[number]) for number in chosen]

@@ -141,7 +141,7 @@ def test_a_scorer_that_judges_nothing_is_not_written(
     monkeypatch.setattr(Frozen, "on_train_end", spoil)
     assert main(["train", str(recipe(tmp_path, steps=2, checkpoint_every=1))]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "training diverged: a held-out score is not finite after step 2" in error
+    assert "training diverged: a score is not finite after step 2" in error
     assert "step=1.ckpt is from before" in error
     assert not (tmp_path / "run" / "scorer").exists()
     assert not json.loads((tmp_path / "run" / "run.json").read_text())["finished"]
