@@ -273,5 +273,5 @@ def whole_lines(content: bytes) -> list[bytes]:
 def open_whole(path: Path) -> BinaryIO:
     """Opens a file of lines for appending, behind its last whole line."""
     file = path.open("ab")
-    os.truncate(path, sum(len(line) + 1 for line in whole_lines(path.read_bytes())))
+    os.truncate(path, sum(len(line) + 1 for line in whole_lines(read_bytes(path))))
     return file

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvpolicies import config
+from kvpolicies import config, room
 from kvpolicies.budget import BudgetSpec
 from kvpolicies.config import Deployment, from_mapping, option, read_yaml
 from kvpolicies.errors import UserError, nearest
@@ -21,6 +21,8 @@ from kvpolicies.models.form import Form
 
 STUDIES = Path(__file__).parent / "studies"
 _DTYPES = ("float32", "bfloat16", "float16")
+LEAST = 36
+"""Bytes that a token, a sample or a problem takes at the least: a number in a list."""
 
 
 class Cell(NamedTuple):
@@ -84,6 +86,8 @@ class Study(Form):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"study: {name} must be at least 1, got {value}")
+            if value is not None:
+                room.check(value * LEAST, f"{name} {value:,}", f"lower {name}")
         if self.texts < 0:
             raise UserError(f"study: texts must be >= 0, got {self.texts}")
         Sampling(self.temperature, self.top_p, self.top_k, self.seed)

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvpolicies import room
 from kvpolicies.config import from_mapping, option, read_yaml
 from kvpolicies.errors import UserError, nearest
 from kvpolicies.eval import choices, grading
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 ENTRIES = Path(__file__).parent / "entries"
 _PARTS = {"hub": Hub, "columns": Columns, "sandbox": Limits}
 _SHOWN = ("problem", "choices", "starter", "function")
+_WORD = 16
+"""Bytes of a ledger problem's word, at the least, in its text and in its parts."""
 
 
 @dataclass(frozen=True)
@@ -258,6 +261,7 @@ def _check_template(text: str) -> None:
 
 def _ledgers(count: int, length: int) -> list[Problem]:
     made = []
+    room.check(count * length * _WORD, f"{count:,} problems of {length} tokens", "lower problems")
     for number in range(count):
         problem = ledgers.make_problem(number, length=length)
         made.append(

@@ -42,6 +42,8 @@ def inspect_model(model: Any, policy: Policy | None = None) -> Shape:
     name = type(model).__name__
     reason = _why_unsupported(model.config, config)
     modules = attention_modules(model)
+    if not reason and not modules:
+        reason = "it has no attention layers"
     if not reason and len(modules) != config.num_hidden_layers:
         reason = f"{len(modules)} attention layers for {config.num_hidden_layers} decoder layers"
     heads = getattr(config, "num_attention_heads", 0)

@@ -100,6 +100,8 @@ def _run(argv: list[str]) -> int:
         args = parser_of(name).parse_args(argv[1:])
     except SystemExit:  # --help
         return 0
+    if empty := [key for key, value in vars(args).items() if value == ""]:
+        raise UserError(f"{empty[0]}: empty; leave it out for its default (see {name} --help)")
     return load(f"{COMMANDS[name][0]}:run")(args)
 
 

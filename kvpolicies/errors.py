@@ -62,8 +62,11 @@ def is_text(text: str) -> bool:
 
 
 def one_line(text: str) -> str:
-    """A message as the terminal gets it: without line breaks, long words and long middles cut."""
-    line = re.sub(r"\S{201,}", lambda word: cut(word[0]), " ".join(text.split()))
+    """A message as the terminal gets it: no line breaks or control codes, what is long cut."""
+    plain = re.sub(
+        r"[\x00-\x1f\x7f-\x9f]", lambda code: repr(code[0])[1:-1], " ".join(text.split())
+    )
+    line = re.sub(r"\S{201,}", lambda word: cut(word[0]), plain)
     if len(line) <= _LONGEST_LINE:
         return line
     half = _LONGEST_LINE // 2

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,8 @@ from typing import Any
 
 from kvpolicies.errors import UserError, cut, reason
 
+_MOST_PIPED = 1 << 26
+"""Bytes that are read from what is no file: a pipe ends, a device such as /dev/zero does not."""
 _THEIRS = ("SafetensorError",)
 """Exceptions that libraries raise for the disk's failures."""
 
@@ -33,8 +36,9 @@ def read_text(path: str | Path, what: str = "") -> str:
     Raises:
         UserError: it cannot be read, or is not UTF-8.
     """
+    content = read_bytes(path, what)
     with naming(path, what):
-        return Path(path).read_text(encoding="utf-8-sig")
+        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_bytes(path: str | Path, what: str = "") -> bytes:
@@ -43,8 +47,23 @@ def read_bytes(path: str | Path, what: str = "") -> bytes:
     Raises:
         UserError: it cannot be read.
     """
-    with naming(path, what):
-        return Path(path).read_bytes()
+    with naming(path, what), open(path, "rb") as file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return file.read()
+        content = file.read(_MOST_PIPED + 1)
+    if len(content) > _MOST_PIPED:
+        raise UserError(f"{what} {cut(str(path))}: no file, and without an end".lstrip())
+    return content
+
+
+def check_readable(path: str | Path, what: str = "") -> None:
+    """Looks whether a file is there and can be read, without reading it.
+
+    Raises:
+        UserError: it is not, or cannot.
+    """
+    with naming(path, what), open(path, "rb"):
+        pass
 
 
 def read_lines(path: str | Path, what: str = "") -> list[str]:

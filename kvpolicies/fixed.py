@@ -123,8 +123,13 @@ def _compiled(forward: Forward) -> Forward:
     run = torch.compile(forward, dynamic=False)
 
     def within_limits(tokens: Tensor, positions: Tensor) -> Tensor:
-        # Every generation has a cache of its own, hence a compilation of its own.
-        with config.patch(recompile_limit=1 << 10, accumulated_recompile_limit=1 << 12):
+        # Every generation has a cache of its own, hence a compilation of its own. What a policy
+        # reads may come through hooks, which differ from one generation to the next.
+        with config.patch(
+            recompile_limit=1 << 10,
+            accumulated_recompile_limit=1 << 12,
+            skip_nnmodule_hook_guards=False,
+        ):
             return run(tokens, positions)
 
     return within_limits

@@ -111,7 +111,8 @@ def _check(times: Any, tokens: Any, counts: tuple[Any, Any], where: str) -> None
         raise UserError(
             f"{where}: times must be [B, layers, H, T] int32, got {list(times.shape)} {times.dtype}"
         )
-    if tokens.shape != (times.shape[0], times.shape[3]) or tokens.dtype.is_floating_point:
+    whole = (torch.int32, torch.int64)
+    if tokens.shape != (times.shape[0], times.shape[3]) or tokens.dtype not in whole:
         raise UserError(
             f"{where}: tokens {list(tokens.shape)} {tokens.dtype} do not fit times "
             f"{list(times.shape)}"
@@ -119,7 +120,7 @@ def _check(times: Any, tokens: Any, counts: tuple[Any, Any], where: str) -> None
     for name, given in zip(("prompts", "last"), counts, strict=True):
         if given is None:
             continue
-        fits = given.shape == tokens.shape[:1] and not given.dtype.is_floating_point
+        fits = given.shape == tokens.shape[:1] and given.dtype in whole
         if not fits or given.min() < 0:
             raise UserError(f"{where}: {name} must be {tokens.shape[0]} whole numbers >= 0")
     prompts = counts[0]

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvpolicies import room
 from kvpolicies.config import MODES, split_list
 from kvpolicies.errors import UserError
 from kvpolicies.eval.bench_table import print_table, read_rows, write_csv
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from kvpolicies.budget import BudgetSpec
 
 _DTYPES = ("float32", "bfloat16", "float16")
+TOKEN = 36
+"""Bytes of a token in a list of Python's."""
 RESULTS, RUN, TABLE = "bench.jsonl", "run.json", "bench.csv"
 
 
@@ -83,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name) < (3 if name == "new" else 1):
             raise UserError(f"--{name} {getattr(args, name)}: too small")
     memory = parse_bytes(args.memory)
+    tokens = max(sizes) * (args.prompt + args.new) * args.repeats
+    room.check(tokens * TOKEN, f"{tokens:,} tokens", "lower --new, --batch-sizes or --repeats")
     _check(args, policies, budgets)
     out = Path(args.out)
     if not args.predict_only:
@@ -195,7 +200,7 @@ def _check(args: argparse.Namespace, policies: list[str], budgets: "list[BudgetS
     if args.model:
         loading.check_name(args.model)
     elif args.random and args.random.endswith(".json"):
-        read_json(args.random, "--random")
+        loading.check_config(args.random)
     elif args.random:
         presets.check(args.random)
 
@@ -217,18 +222,20 @@ def _config(args: argparse.Namespace) -> Any:
         return preset(name)
     from transformers import AutoConfig
 
+    from kvpolicies.models import weights
+
     try:
-        return AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UserError(f"--random {name}: no model config: {first}") from None
+        with weights.quiet():
+            return AutoConfig.from_pretrained(name)
+    except Exception as error:  # transformers raises what it likes
+        raise UserError(f"--random {name}: no model config: {weights.reason(error)}") from None
 
 
 def _model(args: argparse.Namespace) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from kvpolicies.models import loading
+    from kvpolicies.models import loading, weights
 
     if args.model:
         return loading.load(args.model, args.dtype, args.device)[0]
@@ -241,8 +248,8 @@ def _model(args: argparse.Namespace) -> Any:
         with torch.device(device):
             model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, args.dtype))
     except Exception as error:  # torch and transformers raise what they like
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UserError(f"--random on {device}: no model can be made: {first}") from error
+        why = weights.reason(error)
+        raise UserError(f"--random on {device}: no model can be made: {why}") from error
     return model.eval()
 
 

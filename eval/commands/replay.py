@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvpolicies.errors import UserError
-from kvpolicies.files import naming
+from kvpolicies.files import check_readable
 from kvpolicies.models import loading
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints whether greedy choices under the replayed mask are the trace's own tokens."""
-    with naming(args.trace, "eviction trace"), open(args.trace, "rb"):
-        loading.check_name(args.model)
+    check_readable(args.trace, "eviction trace")
+    loading.check_name(args.model)
     from kvpolicies.trace import EvictionTrace
 
     trace = EvictionTrace.load(Path(args.trace))

@@ -98,10 +98,10 @@ def run(args: argparse.Namespace) -> int:
     wanted = config.from_args(Wanted, args)
     memory = None if wanted.memory is None else parse_bytes(wanted.memory)
     out = Path(wanted.out)
+    check_free(out, "--out", args.force)
     record = Path(wanted.json) if wanted.json else _beside(out)
     if record == out:
         raise UserError(f"--json {record}: is --out too; name another file")
-    check_free(out, "--out", args.force)
     check_free(record, "--json", args.force)
     for folder in args.studies:
         read_source(Path(folder))  # what is no study is refused before seconds of imports

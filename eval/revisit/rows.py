@@ -17,6 +17,7 @@ from kvpolicies.eval.revisit.evictions import Evictions
 from kvpolicies.eval.revisit.setting import Analysis
 from kvpolicies.eval.revisit.space import Sample, mean_cosines, unrotated
 from kvpolicies.eval.revisit.traces import Trace
+from kvpolicies.files import read_bytes
 from kvpolicies.rope import Rope
 
 Row = dict[str, Any]
@@ -31,7 +32,7 @@ def read_rows(path: Path) -> list[Row]:
         UserError: a line that is no row of one, by its number.
     """
     rows = []
-    for number, line in enumerate(whole_lines(path.read_bytes() if path.exists() else b""), 1):
+    for number, line in enumerate(whole_lines(read_bytes(path) if path.exists() else b""), 1):
         try:
             row = json.loads(line)
             if not {"id", "cells", "layers", "received"} <= row.keys():

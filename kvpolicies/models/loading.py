@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from kvpolicies.errors import UserError
+from kvpolicies.files import read_json
 
+MOST_LAYERS = 10_000
 _SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _NEEDED_FOR_GGUF = ("gguf", "accelerate")
 
@@ -35,6 +37,16 @@ def check_name(name: str) -> None:
             raise UserError(f"model {name}: the folder holds no config.json")
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"model {name}: no such folder")
+
+
+def check_config(path: str | Path) -> None:
+    """Raises UserError for a file that is no model's config, by what takes no library to see."""
+    config = read_json(path)
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise UserError(f"{path}: no model config: a model_type is missing")
+    layers = config.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > MOST_LAYERS:  # each is some hundred Python objects
+        raise UserError(f"{path}: num_hidden_layers {layers}: at most {MOST_LAYERS:,}")
 
 
 def check_device(device: str) -> None:

@@ -237,7 +237,7 @@ def test_a_queue_of_requests_is_served_both_ways_and_nothing_is_lost(
         (["--requests", "4", "--policies", "full", "--tail", "9"], "expected shortest:longest"),
         (["--dtype", "float31"], "expected float32"),
         (["--dtype", "float31", "--predict-only"], "expected float32"),
-        (["--policies", "", "--predict-only"], "none given"),
+        (["--policies", "", "--predict-only"], "policies: empty"),
         (["--policies", "oracle", "--predict-only"], "cannot be deployed"),
         (["--device", "tpu", "--predict-only"], "expected auto"),
         (["--budgets", "abc"], "expected a number of slots"),

@@ -29,7 +29,7 @@ from kvpolicies.cli import main
         (["--temperature", "inf"], "temperature must be"),
         (["--device", "meta"], "expected auto, cpu"),
         (["--device", "tpu"], "expected auto, cpu"),
-        (["--budgets", ""], "--budgets: empty"),
+        (["--budgets", ""], "budgets: empty"),
         (["--policies", " "], "--policies: empty"),
         (["--policies", "rkv(mix='a')"], "finite number"),
     ],

@@ -123,3 +123,14 @@ def test_unknown_study_names_the_known():
 def test_a_temperature_too_low_for_float32_is_refused_when_the_study_is_made():
     with pytest.raises(UserError, match=r"at least 0\.001"):
         Study(temperature=0.0005, samples=2)
+
+
+@pytest.mark.parametrize(
+    "options", [{"problems": 10**12}, {"samples": 10**12, "temperature": 1.0},
+                {"max_new_tokens": 10**12}, {"problems": 10**9}],
+)  # fmt: skip
+def test_what_no_machine_holds_is_refused_at_once(options: dict) -> None:
+    with pytest.raises(UserError, match=r"memory|bytes|GiB|GB") as error:
+        study = Study(**options)
+        study.entry.load(study)
+    assert "lower " in str(error.value) and "\n" not in str(error.value)

@@ -133,8 +133,8 @@ def test_what_a_papers_own_rule_holds() -> None:
         "h2o(faithful=True)": lambda prompt: min(32, prompt + NEW - 1),
         "snapkv(observe_window=4, faithful=True)": lambda p: max(p, min(p, 32) + NEW - 1),
         "rkv(every=8, alpha=4, faithful=True)": lambda prompt: min(40, prompt + NEW - 1),
-        # 39 tokens are fed after the prompt: compressed at 16 and at 32 of them.
-        "rpc(observe_window=4, faithful=True, P=16, c=2)": lambda prompt: prompt + 8 + 16,
+        # 39 tokens are fed after the prompt: compressed at 20 and at 36 of them.
+        "rpc(observe_window=4, faithful=True, P=16, c=2)": lambda prompt: prompt + 8 + 16 + 4,
     }
     for spec, slots in wanted.items():
         for generation in run(spec, budget=Budget(32, 2, 8)):

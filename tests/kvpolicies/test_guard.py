@@ -78,6 +78,7 @@ def test_gradient_checkpointing_is_refused_by_name() -> None:
 def test_a_gradient_is_refused_where_one_is_wanted() -> None:
     cache = cache_of()
     ids = torch.tensor(prompts(9))
+    tiny().requires_grad_(True)  # it is shared by tests
     with kvpolicies.attach(tiny(), cache):
         with pytest.raises(UserError, match="no gradient flows through the cache"):
             tiny()(ids, past_key_values=cache)

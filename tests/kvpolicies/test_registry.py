@@ -158,7 +158,7 @@ def test_lists_are_split_outside_of_brackets() -> None:
         (["generate", "--policy", "becon", "--prompt", "x"], "did you mean 'beacon'"),
         (["generate", "--budget", "9", "--window", "9", "--prompt", "x"], "no slot"),
         (["generate"], "no prompt"),
-        (["generate", "--policy", "", "--prompt", "x"], "--policy: empty"),
+        (["generate", "--policy", "", "--prompt", "x"], "policy: empty"),
         (["generate", "missing.yaml", "--prompt", "x"], "missing.yaml"),
         (["generate", "--prompt-file", "missing.txt"], "missing.txt"),
         (["generate", "--model", "./nowhere", "--prompt", "x"], "nowhere"),

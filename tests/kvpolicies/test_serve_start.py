@@ -29,7 +29,7 @@ pytest.importorskip("fastapi")
         (["--port", "0", "--api-key", "two words"], "visible ASCII"),
         (["--host", "no.such.host.invalid"], "cannot listen on"),
         (["--host", "é" * 80], "cannot listen on"),
-        (["--name", "\udcff"], "no UTF-8 text"),
+        (["--name", "\udcff"], "not UTF-8 text"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_a_model_is_loaded(
