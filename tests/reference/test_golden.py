@@ -21,7 +21,7 @@ import tests.reference.api as ref
 from kvpolicies import slots
 from kvpolicies.budget import Budget
 from kvpolicies.registry import resolve
-from tests.support.streams import layer_for, run_stream
+from tests.support.streams import layer_of, run_streams
 
 GOLDEN = Path(__file__).with_name("golden")
 NEVER, SCALE = 255, 16.0
@@ -63,15 +63,19 @@ def ours(policy: str, key: str = "times") -> Array:
     """Our eviction times on the inputs of a figure."""
     spec, budget = SAME[policy]
     expected, options = figure(policy, key)
-    times = np.full((*expected.shape[:2], 4 // options["group"], expected.shape[3]), NEVER)
-    for i in range(len(expected)):
-        for j, prompt in enumerate(options["prompts"]):
-            one = stream(i, prompt, options["group"])
-            if policy == "snapkv":  # which theirs asks once, at the prompt's end
-                one = stream(i, prompt, options["group"], prompt + 1)
-            found = run_stream(layer_for(one, resolve(spec), budget), one).numpy()
-            times[i, j, :, : one.tokens] = np.where(found > 200, NEVER, found)
-    return times
+    shape = (*expected.shape[:2], 4 // options["group"], expected.shape[3])
+    # snapkv's code is asked once, at the prompt's end.
+    ends = [prompt + 1 if policy == "snapkv" else None for prompt in options["prompts"]]
+    rows = [
+        stream(i, prompt, options["group"], end)
+        for i in range(len(expected))
+        for prompt, end in zip(options["prompts"], ends, strict=True)
+    ]
+    layer = layer_of(rows, resolve(spec), [budget] * len(rows))
+    times = np.full((len(rows), *shape[2:]), NEVER)
+    for own, found in zip(times, run_streams(layer, rows), strict=True):
+        own[:, : found.shape[1]] = np.minimum(found.numpy(), NEVER)
+    return times.reshape(shape)
 
 
 @pytest.mark.parametrize("policy", [policy for policy in SAME if policy != "lazy"])
@@ -90,24 +94,23 @@ def test_lazy_scores_no_token_that_went_above_one_that_stayed(
 
     def followed(scores: Any, positions: Any, newest: Any, *protected: int) -> torch.Tensor:
         sinks, window, n_drop = protected
-        gone = torch.tensor(theirs == int(newest) + 1)  # [H, T]
-        at = positions[0, 0].long()
-        goes = gone.gather(1, at)  # [H, L]
-        assert (goes.sum(dim=1) == n_drop).all() and sinks == 0
-        stays = ~goes & (at <= int(newest) - window)
-        edge = scores[0, 0].masked_fill(~stays, float("inf")).amin(dim=1)
-        top = scores[0, 0].masked_fill(~goes, float("-inf")).amax(dim=1)
+        now, at = int(newest[0]), positions[0].long()
+        goes = torch.tensor(theirs == now + 1).gather(2, at)  # [B, H, L]
+        assert (goes.sum(dim=2) == n_drop).all() and sinks == 0
+        stays = ~goes & (at <= now - window)
+        edge = scores[0].masked_fill(~stays, float("inf")).amin(dim=2)
+        top = scores[0].masked_fill(~goes, float("-inf")).amax(dim=2)
         assert (top <= edge + 1e-6).all()
-        tied.extend((top > edge - 1e-6).tolist())
-        return goes.nonzero()[:, 1].view(1, 1, len(at), n_drop)
+        tied.extend((top > edge - 1e-6).flatten().tolist())
+        return goes.nonzero()[:, 2].view(1, *at.shape[:2], n_drop)
 
     monkeypatch.setattr(slots, "choose_victims", followed)
-    for i, prompt, theirs in each(times, options):
-        one = stream(i, prompt, options["group"])
-        assert np.array_equal(
-            np.minimum(run_stream(layer_for(one, resolve(spec), budget), one).numpy(), NEVER),
-            theirs,
-        )
+    for j, prompt in enumerate(options["prompts"]):
+        theirs = times[:, j]
+        rows = [stream(i, prompt, options["group"]) for i in range(len(times))]
+        layer = layer_of(rows, resolve(spec), [budget] * len(rows))
+        found = torch.stack(run_streams(layer, rows)).numpy()
+        assert np.array_equal(np.minimum(found, NEVER), theirs)
     assert share(tied) < 40
 
 
