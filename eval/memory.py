@@ -73,7 +73,10 @@ def predict(
         UserError: for a model or a budget that cannot be.
     """
     cache, dtype = _cache(model, policy, budget, prompt, new), next(model.parameters()).dtype
-    cache.allocate(1, dtype, torch.device("meta"))
+    try:
+        cache.allocate(1, dtype, torch.device("meta"))
+    except (RuntimeError, OverflowError, TypeError):  # sizes that no number of torch's holds
+        raise UserError(f"a cache of {cache.slots:,} slots a KV head fits no memory") from None
     return Memory(
         batch=batch,
         weights=weight_bytes(model),
@@ -130,7 +133,7 @@ def largest_batch_by_allocation(
             shape = (rows, _words(model))
             logits = [torch.empty(shape, dtype=d, device=weight.device)
                       for d in (weight.dtype, torch.float32)]  # fmt: skip
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, UserError):
             return False
         held = [t for group in cache.groups for t in group.stored]
         held += [t for group in cache.groups for state in group.state for t in state.values()]

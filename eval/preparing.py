@@ -18,6 +18,9 @@ from kvpolicies.models import loading
 from kvpolicies.positions import check_positions
 from kvpolicies.registry import resolve
 
+ROW = 1500
+"""Bytes of a row of results in memory, at the least."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -94,6 +97,7 @@ def prepare(study: Study, kept: Kept, problems: list[Problem] | None = None) -> 
     for request in requests:
         what = f"the prompt of problem {request.problem.id!r}"
         check_positions(model, len(request.prompt), request.max_new_tokens, what)
+    check_room(study, requests, model)
     check_budgets(study, requests)
     told = asked.describe(study, requests, tokenizer)
     return Prepared(study, group, problems, model, tokenizer, requests, told)
@@ -122,7 +126,38 @@ def check(study: Study) -> list[Problem]:
     loading.check_name(study.model)
     loading.check_device(study.device)
     provenance.check_makeable(Path(study.out))
-    return study.entry.load(replace(study, problems=study.problems or study.entry.problems))
+    asked_for = study.problems or study.entry.problems
+    if not study.entry.needs_data:  # else no more than there are
+        check_rows(study, asked_for)
+    problems = study.entry.load(replace(study, problems=asked_for))
+    check_rows(study, len(problems))
+    return problems
+
+
+def check_room(study: Study, requests: Sequence[Request], model: Any) -> None:
+    """Raises UserError if the device cannot hold full's longest samples, a batch of them at once.
+
+    What other policies hold at once is no more than that, their own state aside.
+    """
+    from kvpolicies import room
+    from kvpolicies.eval import memory
+
+    longest = max(requests, key=lambda request: request.length)
+    rows = min(study.batch_size or 1, len(requests))
+    limit = longest.max_new_tokens
+    held = memory.predict(model, "full", "100%", rows, len(longest.prompt), limit)
+    what = f"full on {rows} samples of up to {longest.length:,} tokens at once, the model with it,"
+    room.check(held.total, what, "lower max_new_tokens or batch_size", model.device)
+
+
+def check_rows(study: Study, problems: int) -> None:
+    """Raises UserError if the rows of so many problems would not fit into this machine."""
+    from kvpolicies import room
+
+    cells = 1 + max(1, len(study.policies)) * len(study.budgets or study.entry.budgets)
+    rows = problems * study.samples * cells
+    what = f"{problems:,} problems x {study.samples:,} samples x {cells} cells = {rows:,} rows"
+    room.check(rows * ROW, what, "lower problems or samples")
 
 
 def check_budgets(study: Study, requests: Sequence[Request]) -> None:

@@ -4,6 +4,7 @@ A task is data: a YAML file, of ours in `entries/` or of yours by its path, with
 Problems are read from JSON lines given by path, else from the hub; the project ships none.
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -262,7 +263,11 @@ def _check_template(text: str) -> None:
 def _ledgers(count: int, length: int) -> list[Problem]:
     made = []
     room.check(count * length * _WORD, f"{count:,} problems of {length} tokens", "lower problems")
-    for number in range(count):
+    from tqdm import tqdm
+
+    # Thousands take a while: a bar is shown after two seconds, and a line in a log now and then.
+    often = 0.2 if sys.stderr.isatty() else 20.0
+    for number in tqdm(range(count), "problems", leave=False, delay=2, mininterval=often):
         problem = ledgers.make_problem(number, length=length)
         made.append(
             Problem(f"ledger-{number}", problem.prompt, problem.answer, problem.trace, problem)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from kvpolicies import room
 from kvpolicies.admission import scheduled
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
@@ -148,7 +149,13 @@ class FixedBudgetCache(Cache):
         self._passing[layer].handed_over = False
 
     def allocate(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Allocates all layers for `rows` sequences, which `start` begins."""
+        """Allocates all layers for `rows` sequences, which `start` begins.
+
+        Raises:
+            UserError: for more than the device has, before any of it is allocated.
+        """
+        if device.type != "meta":
+            self._check_room(rows, dtype, device)
         s = self.shape
         geometry = Geometry(
             rows, s.heads, s.groups, self.slots, s.head_dim, dtype, device, self.max_length,
@@ -170,6 +177,15 @@ class FixedBudgetCache(Cache):
             self.groups.append(SlotGroup(own, policy, layers, ropes, self.trace_length, span))
         if self.max_length and device.type != "meta":
             self._prepare_ropes(self.max_length)  # what cannot be rotated so far is refused now
+
+    def _check_room(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        what = f"a cache of {rows:,} rows of {self.slots:,} slots a KV head"
+        instead = "lower batch_size, the budget, or the number of new tokens"
+        try:
+            self.allocate(1, dtype, torch.device("meta"))
+        except (RuntimeError, OverflowError, TypeError):  # sizes that no number of torch's holds
+            raise UserError(f"{what} fits no memory: {instead}") from None
+        room.check(rows * (self.cache_bytes() + self.state_bytes()), what, instead, device)
 
     def _a_row(self, rows: int, given: list[Any], what: str) -> list[Any]:
         """One value a row, of one for all or one a prompt, whose rows are neighbours."""
