@@ -22,7 +22,7 @@ from kvpolicies.eval.tasks import Problem
 from kvpolicies.models import embedded
 from kvpolicies.models.form import RAW, Form
 from kvpolicies.models.prompts import Prompts
-from tests.support.tokenizers import CHAT, THINKS, of_bytes, of_words
+from tests.support.vocabularies import CHAT, THINKS, of_bytes, of_words
 
 FORMS: list[tuple[str | None, dict[str, Any]]] = [
     (None, {}),

@@ -22,7 +22,7 @@ from lm_eval.tasks import TaskManager
 from kvpolicies.eval import harness
 from kvpolicies.models.form import Form
 from kvpolicies.models.prompts import Prompts, user
-from tests.support.tokenizers import THINKS, of_bytes
+from tests.support.vocabularies import THINKS, of_bytes
 
 PROBLEMS = [ledger.make_problem(number, length=80) for number in range(3)]
 TEXTS = {

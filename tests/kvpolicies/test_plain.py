@@ -17,7 +17,7 @@ from kvpolicies.models import tokens
 from kvpolicies.models.form import Form
 from kvpolicies.models.plain import PlainText
 from kvpolicies.models.prompts import Prompts, user
-from tests.support.tokenizers import CHAT, of_bytes, smollm2
+from tests.support.vocabularies import CHAT, of_bytes, smollm2
 
 LETTERS = "abcdeinstu<>|/_ ▁s"
 

@@ -8,7 +8,7 @@ from kvpolicies.errors import UserError
 from kvpolicies.models import tokens
 from kvpolicies.models.form import RAW, Form
 from kvpolicies.models.prompts import Prompts, user
-from tests.support.tokenizers import CHAT, THINKS, of_bytes, of_words
+from tests.support.vocabularies import CHAT, THINKS, of_bytes, of_words
 
 TALK: Any = [
     {"role": "system", "content": "Short."},

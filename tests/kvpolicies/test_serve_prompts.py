@@ -20,7 +20,7 @@ from kvpolicies.serve.errors import ApiError
 from kvpolicies.serve.prompts import SHORT, Encoder, Lengths
 from tests.support.apps import LENGTH, app, engine
 from tests.support.asgi import ask
-from tests.support.tokenizers import smollm2
+from tests.support.vocabularies import smollm2
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 ROOMY = Lengths(1 << 20, 10, max_chars=1 << 20)

@@ -14,8 +14,8 @@ from kvpolicies.models.form import Form
 from kvpolicies.train import sources
 from kvpolicies.train.documents import columns_of, encoder
 from kvpolicies.train.recipe import Recipe
-from tests.support import tokenizers
-from tests.support.tokenizers import CHAT, of_bytes
+from tests.support import vocabularies
+from tests.support.vocabularies import CHAT, of_bytes
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 THINKS = (
@@ -95,7 +95,7 @@ def test_nemotrons_messages_are_read():
         (None, {}),
         (None, {"wrapper": "Q: {prompt}\n\n"}),
         (CHAT, {}),
-        (tokenizers.THINKS, {"thinking": False, "wrapper": "{prompt}!"}),
+        (vocabularies.THINKS, {"thinking": False, "wrapper": "{prompt}!"}),
         (CHAT, {"template": "plain"}),
     ],
 )
