@@ -22,7 +22,7 @@ from kvpolicies.eval.claims import Claims
 from kvpolicies.eval.results import shards
 from kvpolicies.eval.study import Study
 from kvpolicies.eval.tasks import Problem, fingerprint
-from kvpolicies.files import make_folder, naming, read_json, write_json
+from kvpolicies.files import make_folder, naming, parts_of, read_json, write_json
 
 NAME = "run.json"
 
@@ -85,14 +85,10 @@ def read_record(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: it is not there, no JSON, or no such record.
     """
-    record = read_json(folder / NAME)
-    if not isinstance(record, dict):
-        raise UserError(f"{folder / NAME}: not the record of a study")
-    for key, kind in _KINDS.items():
-        if not isinstance(record.get(key), kind):
-            raise UserError(f"{folder / NAME}: not the record of a study (its {key!r})")
+    where = f"{folder / NAME}: not the record of a study"
+    record = parts_of(read_json(folder / NAME), _KINDS, where)
     if not all(isinstance(entry, dict) for entry in record["environments"]):
-        raise UserError(f"{folder / NAME}: not the record of a study (its 'environments')")
+        raise UserError(f"{where} (its 'environments')")
     asked.read(record, str(folder / NAME))
     return record
 

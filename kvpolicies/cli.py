@@ -40,6 +40,10 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see {self.prog} --help)")
 
+    def print_help(self, file: Any = None) -> None:
+        """As the base, which says nothing of a full disk."""
+        print(self.format_help(), end="", file=file)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit status: 0, 2 for bad input, 130 when interrupted.
@@ -57,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = _run(argv)
     except KeyboardInterrupt:
         status, message = 130, "interrupted; what was written stays"
+    except BrokenPipeError:  # whoever reads has read enough
+        status = 0
     except Exception as error:
         told = explained(error)
         if told is None:

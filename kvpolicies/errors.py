@@ -120,8 +120,8 @@ def explained(error: BaseException) -> str | None:
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, OSError):
-        where = "" if error.filename is None else f"{error.filename}: "
-        return f"{where}{reason(error)}"
+        # All files have names (files.naming): what fails without one is what is printed.
+        return f"{error.filename or 'standard output'}: {reason(error)}"
     if isinstance(error, UnicodeError | RecursionError):
         return f"input that cannot be used: {reason(error)}"
     kind, package = type(error).__name__, type(error).__module__.partition(".")[0]

@@ -14,7 +14,8 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,30 @@ def read_json(path: str | Path, what: str = "") -> Any:
         UserError: as `read_text` and `parse_json`.
     """
     return parse_json(read_text(path, what), f"{what} {path}".strip())
+
+
+def parts_of(record: Any, kinds: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """`record`, if it is a mapping whose parts are there and of these kinds.
+
+    Args:
+        kinds: a type a part; float takes whole numbers too, and nothing infinite or NaN.
+
+    Raises:
+        UserError: it is none; names `where` and the part.
+    """
+    for name, kind in kinds.items():
+        value = record.get(name) if isinstance(record, Mapping) else None
+        fits = is_number(value) if kind is float else isinstance(value, kind)
+        if not fits or (kind is int and isinstance(value, bool)):
+            raise UserError(f"{where} (its {name!r})")
+    return dict(record)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value from JSON is a finite number that a float can be."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) < sys.float_info.max
 
 
 def parse_json(text: str | bytes, where: str) -> Any:

@@ -58,7 +58,7 @@ def finish(status: int, message: str = "") -> int:
         return status
     if isinstance(lost, BrokenPipeError):
         return 0
-    say(f"standard output: {reason(lost)}")
+    say(message or f"standard output: {reason(lost)}")
     return 2
 
 

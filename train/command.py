@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
     if "figures" in known:
         figures = ", ".join(f"{name} {value:.3f}" for name, value in known["figures"].items())
         print(f"held out: {figures}")
-        if not known["figures"]["recall"] > known["figures"]["chance"]:
+        recall, chance = (known["figures"].get(name) for name in ("recall", "chance"))
+        if recall is not None and chance is not None and not recall > chance:
             caution("the scorer keeps no more of what it should than chance does")
         print(f"{recipe.kind}(scorer={str(Path(recipe.out) / SCORER)!r}); {known['seconds']:.0f} s")
     return 0

@@ -8,11 +8,15 @@ from typing import Any
 
 from kvpolicies.errors import UserError
 from kvpolicies.eval.provenance import describe_model, environment
-from kvpolicies.files import make_folder, read_json, write_json
+from kvpolicies.files import is_number, make_folder, parts_of, read_json, write_json
 from kvpolicies.learned.scorer import Scorer
 from kvpolicies.train.recipe import Recipe
 
 NAME = "run.json"
+_KINDS = {
+    "recipe": dict, "model": dict, "scorer": dict, "environments": list, "seconds": float,
+    "finished": bool,
+}  # fmt: skip
 PACKAGES = ("lightning", "xlstm", "datasets")
 
 
@@ -27,9 +31,7 @@ def check(recipe: Recipe) -> dict[str, Any] | None:
         if (Path(recipe.out) / "checkpoints").exists():
             raise UserError(f"{recipe.out}: holds checkpoints without {NAME}; choose another --out")
         return None
-    known = read_json(path)
-    if not _is_record(known):
-        raise UserError(f"{path}: not the record of a training run; choose another --out")
+    known = _read(path)
     # An option that came after the run was begun had its default then.
     before = {**Recipe().identity(), **known["recipe"]}
     changed = [k for k, v in recipe.identity().items() if before.get(k) != v]
@@ -40,18 +42,16 @@ def check(recipe: Recipe) -> dict[str, Any] | None:
     return known
 
 
-def _is_record(known: Any) -> bool:
-    """Whether a value has the parts of what `begin` and `finish` write, each of its kind."""
-    if not isinstance(known, dict):
-        return False
-    kinds = {"recipe": dict, "model": dict, "environments": list, "seconds": float | int}
-    if known.get("finished"):
-        kinds["figures"] = dict
-    if not all(isinstance(known.get(name), kind) for name, kind in kinds.items()):
-        return False
-    figures = known.get("figures", {"recall": 0.0, "chance": 0.0})
-    numbers = all(isinstance(value, float | int) for value in figures.values())
-    return numbers and {"recall", "chance"} <= figures.keys()
+def _read(path: Path) -> dict[str, Any]:
+    """What `begin` and `finish` wrote, each part of its kind."""
+    where = f"{path}: not the record of a training run; choose another --out"
+    known = parts_of(read_json(path), _KINDS, where)
+    if not all(isinstance(entry, dict) for entry in known["environments"]):
+        raise UserError(f"{where} (its 'environments')")
+    figures = known.get("figures", {})
+    if not isinstance(figures, dict) or not all(map(is_number, figures.values())):
+        raise UserError(f"{where} (its 'figures')")
+    return known
 
 
 def begin(recipe: Recipe, model: Any, scorer: Scorer) -> dict[str, Any]:

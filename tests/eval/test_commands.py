@@ -20,6 +20,8 @@ def fails(argv: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> Non
     captured = capsys.readouterr()
     lines = [x for x in captured.err.splitlines() if x.startswith("kvpolicies: ")]
     assert len(lines) == 1 and hint in lines[0] and "Traceback" not in captured.err
+    # In a line of its own, also where bars were shown.
+    assert captured.err[max(0, captured.err.index(lines[0]) - 1)] in "\r\nk"
     assert not captured.out
 
 

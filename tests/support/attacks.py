@@ -81,7 +81,7 @@ WRONG: dict[str, Any] = {
 }  # fmt: skip
 
 
-_NUMBERS = itertools.count()
+_NUMBERS, _TURNS, _WRONG_IN_TURN = itertools.count(), itertools.count(), itertools.cycle(WRONG)
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,8 @@ def records(ground: Ground) -> Iterator[Input]:
         for what, content in spoilt.items():
             folder = ground.fresh(good)
             (folder / "run.json").write_bytes(content)
-            for argv in _with_folder(kind, ground, folder):
-                yield f"{kind}, {what}", argv
+            commands = list(_with_folder(kind, ground, folder))
+            yield f"{kind}, {what}", commands[next(_TURNS) % len(commands)]
 
 
 def rows(ground: Ground) -> Iterator[Input]:
@@ -221,15 +221,16 @@ def rows(ground: Ground) -> Iterator[Input]:
             folder = ground.fresh(good)
             lines = [content, *(line.encode() for line in others)]
             (folder / name).write_bytes(b"\n".join(lines) + b"\n")
-            for argv in _with_folder(kind, ground, folder):
-                yield f"{kind}, {what}", argv
+            commands = list(_with_folder(kind, ground, folder))
+            yield f"{kind}, {what}", commands[next(_TURNS) % len(commands)]
 
 
 def _spoilt(record: dict[str, Any], depth: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Each key missing, and with three wrong values, which take turns."""
     for key, value in record.items():
         yield key, "missing", {k: v for k, v in record.items() if k != key}
-        for what, wrong in WRONG.items():
-            yield key, what, {**record, key: wrong}
+        for what in (next(_WRONG_IN_TURN) for _ in range(3)):
+            yield key, what, {**record, key: WRONG[what]}
         if depth > 1 and isinstance(value, dict):
             for inner, what, changed in _spoilt(value, depth - 1):
                 yield f"{key}.{inner}", what, {**record, key: copy.deepcopy(changed)}
