@@ -4,12 +4,17 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from kvpolicies import room
 from kvpolicies.budget import BudgetSpec
 from kvpolicies.config import option
 from kvpolicies.errors import UserError, nearest
 from kvpolicies.models.form import Form
 
 DEFINITIONS = ("top-k", "weighted")
+COUNTED = 1 << 62
+"""Whole numbers that the libraries below count with."""
+TOKEN = 36
+"""Bytes of a token in a list of Python's."""
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -75,10 +80,15 @@ class Revisit(Form):
             value = getattr(self, name)
             if value is not None and value < low:
                 raise UserError(f"revisit: {name} must be at least {low}, got {value}")
+            if value is not None and value > COUNTED:
+                raise UserError(f"revisit: {name} must be at most {COUNTED}, got {value}")
         if not 0 < self.distance < float("inf"):
             raise UserError(f"revisit: distance must be above 0 tokens, got {self.distance}")
         if self.head is not None and not re.fullmatch(r"\d+\.\d+", self.head):
             raise UserError(f"revisit: head reads LAYER.HEAD, such as 3.0, got {self.head!r}")
+        if self.traces == "ledger":
+            made = self.skip + self.problems
+            room.check(made * self.length * TOKEN, f"{made:,} ledger problems", "lower problems")
         for name in ("traces", "out"):
             if not getattr(self, name).strip():
                 raise UserError(f"revisit: {name} is empty")

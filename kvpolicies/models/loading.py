@@ -35,6 +35,7 @@ def check_name(name: str) -> None:
     elif Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
             raise UserError(f"model {name}: the folder holds no config.json")
+        check_config(Path(name) / "config.json")
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"model {name}: no such folder")
 
