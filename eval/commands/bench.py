@@ -200,7 +200,7 @@ def _check(args: argparse.Namespace, policies: list[str], budgets: "list[BudgetS
     if args.model:
         loading.check_name(args.model)
     elif args.random and args.random.endswith(".json"):
-        loading.check_config(args.random)
+        loading.check_config(args.random, "--random")
     elif args.random:
         presets.check(args.random)
 

@@ -35,19 +35,23 @@ def check_name(name: str) -> None:
     elif Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
             raise UserError(f"model {name}: the folder holds no config.json")
-        check_config(Path(name) / "config.json")
+        check_config(Path(name) / "config.json", "model")
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"model {name}: no such folder")
 
 
-def check_config(path: str | Path) -> None:
-    """Raises UserError for a file that is no model's config, by what takes no library to see."""
-    config = read_json(path)
+def check_config(path: str | Path, what: str) -> None:
+    """Raises UserError for a file that is no model's config, by what takes no library to see.
+
+    Args:
+        what: what the file is for: the first words of an error.
+    """
+    config = read_json(path, what)
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise UserError(f"{path}: no model config: a model_type is missing")
+        raise UserError(f"{what} {path}: no model config: a model_type is missing")
     layers = config.get("num_hidden_layers")
     if isinstance(layers, int) and layers > MOST_LAYERS:  # each is some hundred Python objects
-        raise UserError(f"{path}: num_hidden_layers {layers}: at most {MOST_LAYERS:,}")
+        raise UserError(f"{what} {path}: num_hidden_layers {layers}: at most {MOST_LAYERS:,}")
 
 
 def check_device(device: str) -> None:

@@ -25,11 +25,22 @@ def test_a_folder_without_a_model(tmp_path):
         loading.load(str(tmp_path))
 
 
-def test_a_broken_checkpoint_is_one_line(tmp_path):
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match="cannot be loaded") as caught:
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("{", r"config\.json: malformed JSON"),
+        ("[]", "no model config: a model_type is missing"),
+        ('{"model_type": []}', "no model config: a model_type is missing"),
+        ('{"model_type": "qwen3", "num_hidden_layers": 10000000}', "at most 10,000"),
+        ('{"model_type": "qwen3"}', "cannot be loaded"),
+        ('{"model_type": "nosuch"}', "cannot be loaded"),
+    ],
+)
+def test_a_broken_checkpoint_is_one_line(tmp_path, config, says):
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(UserError, match=says) as caught:
         loading.load(str(tmp_path))
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and str(caught.value).startswith("model ")
 
 
 def test_a_missing_package_says_what_to_install(monkeypatch):
