@@ -16,7 +16,7 @@ from kvpolicies.fixed import check_mode
 from kvpolicies.generation import Generation
 from kvpolicies.loop import Loop, OnLogits
 from kvpolicies.policy import Geometry, Policy, whole
-from kvpolicies.positions import check_positions
+from kvpolicies.positions import check_positions, check_words
 from kvpolicies.registry import resolve
 from kvpolicies.sampling import Sampling
 
@@ -98,6 +98,8 @@ def generate(
     longest = max(len(r.prompt) + r.limit for r in requests)
     prompt = max(len(r.prompt) for r in requests)
     check_positions(model, prompt, longest - prompt)
+    for r in requests:
+        check_words(model, [*r.prompt, *(r.forced or [])], f"prompt {r.index}")
     cache = FixedBudgetCache(
         model,
         chosen,

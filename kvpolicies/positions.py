@@ -1,9 +1,11 @@
-"""How many positions a model was made for, and what is said of sequences that go beyond them.
+"""How many positions and words a model was made for, and what is said of what goes beyond them.
 
-Any prompt that a model is given passes `check_positions`. Rotary embeddings can be computed for any
-position, and mean nothing beyond those that the model was trained on; a table of learned ones ends.
+Any prompt that a model is given passes `check_positions` and `check_words`. Rotary embeddings can
+be computed for any position, and mean nothing beyond those that the model was trained on; a table
+of learned ones ends.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvpolicies.errors import UserError, caution
@@ -70,3 +72,18 @@ def check_positions(model: Any, prompt: int, new: int = 0, what: str = "a prompt
         if table:
             raise UserError(f"{text}, whose table of them ends there: ask for fewer new tokens")
         caution(f"{text}: what it writes there may mean nothing")
+
+
+def check_words(model: Any, tokens: Sequence[int], what: str) -> None:
+    """Looks at token ids before a model is given them.
+
+    Args:
+        what: holds them, for the beginning of a sentence.
+
+    Raises:
+        UserError: for one that the model has not.
+    """
+    words = model.config.get_text_config(decoder=True).vocab_size
+    for token in (min(tokens), max(tokens)):
+        if not 0 <= token < words:
+            raise UserError(f"{what} holds token {token}; the model's are 0 to {words - 1}")

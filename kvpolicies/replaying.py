@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kvpolicies.adapter import forward, masked_dense
+from kvpolicies.positions import check_words
 from kvpolicies.trace import EvictionTrace
 
 
@@ -24,8 +25,12 @@ def replay(model: Any, trace: EvictionTrace) -> Float[Tensor, "B T V"]:
     Args:
         model: the transformers decoder that made the trace; put back as it was on return.
         trace: of as many layers and KV heads as the model has.
+
+    Raises:
+        UserError: for a token that the model has not.
     """
     device = next(model.parameters()).device
+    check_words(model, [0, int(trace.tokens.max())], "the trace")
     tokens = trace.tokens.to(device)
     times = EvictionTrace(trace.times.to(device), tokens)
     positions = torch.arange(tokens.shape[1], device=device).expand(tokens.shape)

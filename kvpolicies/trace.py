@@ -83,6 +83,7 @@ class EvictionTrace:
             raise UserError(f"eviction trace {path}: not readable: no tensor {sorted(missing)[0]}")
         prompts, last = tensors.get("prompts"), tensors.get("last")
         _check(tensors["times"], tensors["tokens"], (prompts, last), f"eviction trace {path}")
+        _check_values(tensors["times"], tensors["tokens"], f"eviction trace {path}")
         return cls(tensors["times"], tensors["tokens"], prompts, last)
 
     @classmethod
@@ -103,6 +104,22 @@ class EvictionTrace:
             joined("prompts"),
             joined("last"),
         )
+
+
+def _check_values(times: Tensor, tokens: Tensor, where: str) -> None:
+    """Raises UserError for what no decode writes: no token at all, or one that never saw itself."""
+    if not tokens.numel():
+        raise UserError(f"{where}: holds no tokens")
+    real = tokens >= 0
+    if (
+        bool((tokens < -1).any())
+        or bool((real[:, 1:] & ~real[:, :-1]).any())
+        or not real[:, 0].all()
+    ):
+        raise UserError(f"{where}: tokens must be ids >= 0, and -1 behind a sequence's end alone")
+    gone = times <= torch.arange(times.shape[-1], dtype=torch.int32)
+    if bool((gone & real[:, None, None]).any()):
+        raise UserError(f"{where}: a token is evicted before it was there")
 
 
 def _check(times: Any, tokens: Any, counts: tuple[Any, Any], where: str) -> None:

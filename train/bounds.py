@@ -15,8 +15,9 @@ from kvpolicies.train.recipe import Recipe
 
 TOKEN = 32
 """Bytes of a token in a row while it is packed: lists of numbers, then two tensors."""
-TRAINED = 16
-"""Bytes of a parameter that trains: itself, its gradient, AdamW's two means."""
+TRAINED = 24
+"""Bytes of a parameter that trains: itself, its gradient, their product and its own gradient (see
+module.py), AdamW's two means."""
 CHUNK = 64
 """Tokens that kvpop's memory takes in between two states that are kept."""
 

@@ -18,6 +18,7 @@ from kvpolicies.head import last_states
 from kvpolicies.kernels.retention import document_bounds
 from kvpolicies.learned.scorer import Scorer
 from kvpolicies.learned.targets import Target
+from kvpolicies.positions import check_words
 from kvpolicies.rope import Rope
 
 
@@ -107,8 +108,12 @@ class Teacher:
 
         Returns:
             Last logits [B, V], or with `every` what all logits are made of (head.py), [B, S, E].
+
+        Raises:
+            UserError: for a token that the model has not.
         """
         positions = positions_in(documents)
+        check_words(self.model, [int(tokens.min()), int(tokens.max())], "a document")
 
         def see(seen: Watched) -> Tensor | None:
             keys = self._features(seen.layer, seen.keys, positions)

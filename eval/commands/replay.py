@@ -35,6 +35,8 @@ def run(args: argparse.Namespace) -> int:
     from kvpolicies.positions import check_positions
     from kvpolicies.replaying import replay
 
+    if (count := trace.tokens.shape[0]) != 1:
+        raise UserError(f"{args.trace}: holds {count} sequences; `generate` writes one a file")
     model, _ = loading.load(args.model)
     layers, heads = trace.times.shape[1:3]
     config = model.config.get_text_config(decoder=True)

@@ -1,6 +1,7 @@
 """One trace's figures, from one dense pass over the full cache: a row of results.jsonl."""
 
 import json
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from kvpolicies.files import read_bytes
 from kvpolicies.rope import Rope
 
 Row = dict[str, Any]
+SUM = "sum"
+"""A row's entry that tells whether the others are as they were written."""
 DIGITS = 10
 """Significant digits of what is written: more than float32 has."""
 
@@ -35,12 +38,24 @@ def read_rows(path: Path) -> list[Row]:
     for number, line in enumerate(whole_lines(read_bytes(path) if path.exists() else b""), 1):
         try:
             row = json.loads(line)
-            if not {"id", "cells", "layers", "received"} <= row.keys():
+            if row.pop(SUM) != zlib.crc32(_text(row)):
                 raise ValueError
-        except (ValueError, AttributeError):
-            raise UserError(f"{path}:{number}: no row of an analysis; move it away") from None
+        except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
+            raise UserError(
+                f"{path}:{number}: not a row as an analysis wrote it; move it away"
+            ) from None
         rows.append(row)
     return rows
+
+
+def line_of(row: Row) -> bytes:
+    """A row as `read_rows` reads it back: with a sum over all its entries, which are too many and
+    too deep to be looked at one by one."""
+    return _text({**row, SUM: zlib.crc32(_text(row))}) + b"\n"
+
+
+def _text(row: Row) -> bytes:
+    return json.dumps(row, ensure_ascii=False, allow_nan=False).encode(errors="replace")
 
 
 def analyse(

@@ -6,7 +6,6 @@ Traces are decoded in fixed units of `batch_size`; a unit whose rows are not all
 again as it was the first time, and only missing rows are appended.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ def run(config: Revisit) -> tuple[Revisit, list[Row]]:
 def _run(config: Revisit, source: Source) -> tuple[Revisit, list[Row]]:
     from kvpolicies.architecture import find_ropes
     from kvpolicies.eval.revisit.evictions import decode
-    from kvpolicies.eval.revisit.rows import analyse, read_rows
+    from kvpolicies.eval.revisit.rows import analyse, line_of, read_rows
     from kvpolicies.eval.revisit.setting import Analysis, check
 
     assert config.model is not None
@@ -75,8 +74,7 @@ def _run(config: Revisit, source: Source) -> tuple[Revisit, list[Row]]:
             for trace in missing:
                 pictured = trace is traces[0]
                 rows[trace.id] = row = analyse(analysis, trace, evictions[trace.id], pictured)
-                line = json.dumps(row, ensure_ascii=False, allow_nan=False)
-                file.write(line.encode(errors="replace") + b"\n")
+                file.write(line_of(row))
                 file.flush()
                 bar.update()
             bar.update((begin + len(unit)) * (len(analysis.cells) + 1) - bar.n)

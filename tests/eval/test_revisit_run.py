@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -116,6 +117,19 @@ def test_a_killed_run_goes_on_to_the_same_numbers(folder, tmp_path, monkeypatch)
     assert main(command(tmp_path)) == 0
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"id": []}, {"cells": [{"policy": 3}]}, {"totals": 3}, {"histogram": "x"}, {"sum": 3}],
+)
+def test_a_row_that_is_not_as_it_was_written(folder, tmp_path, change, capsys):
+    shutil.copytree(folder, tmp_path / "again")
+    first, *others = (folder / "results.jsonl").read_text().splitlines()
+    spoilt = json.dumps({**json.loads(first), **change})
+    (tmp_path / "again" / "results.jsonl").write_text("\n".join([spoilt, *others]) + "\n")
+    assert main(command(tmp_path / "again")) == 2
+    assert "results.jsonl:1: not a row as an analysis wrote it" in capsys.readouterr().err
+
+
 def test_what_full_wrote_in_a_study_is_a_source(small_study, tmp_path):
     _, study = small_study
     options = {"traces": str(study), "policies": ("full",), "problems": 1, "skip": 2}
@@ -205,7 +219,7 @@ def test_folders_of_others_are_left_alone(folder, small_study, tmp_path, capsys)
     (tmp_path / "run.json").write_bytes((folder / "run.json").read_bytes())
     (tmp_path / "results.jsonl").write_text('{"id": 1}\n')
     assert main(command(tmp_path)) == 2
-    assert "results.jsonl:1: no row of an analysis" in capsys.readouterr().err
+    assert "results.jsonl:1: not a row as an analysis wrote it" in capsys.readouterr().err
 
 
 def test_a_study_is_not_read_under_another_model(small_study, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from safetensors.torch import save_file
 
 import kvpolicies
 from kvpolicies.budget import Budget
+from kvpolicies.cli import main
 from kvpolicies.errors import UserError
 from kvpolicies.trace import NEVER, EvictionTrace
 from tests.support.models import prompts, tiny
@@ -57,3 +59,43 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     for path in ("missing", "junk", "odd"):
         with pytest.raises(ValueError, match=path):
             EvictionTrace.load(tmp_path / path)
+
+
+@pytest.mark.parametrize(
+    ("times", "tokens", "says"),
+    [
+        ([[]], [[]], "holds no tokens"),
+        ([[2, 2, 9]], [[5, 6, 7]], None),
+        ([[2, 1, 9]], [[5, 6, 7]], "a token is evicted before it was there"),
+        ([[0, 9, 9]], [[5, 6, 7]], "a token is evicted before it was there"),
+        ([[9, 9, 9]], [[5, 6, -1]], None),
+        ([[9, 0, 0]], [[5, -1, -1]], None),
+        ([[9, 9, 9]], [[5, -1, 7]], "-1 behind a sequence's end alone"),
+        ([[9, 9, 9]], [[-1, -1, -1]], "-1 behind a sequence's end alone"),
+        ([[9, 9, 9]], [[5, 6, -2]], "-1 behind a sequence's end alone"),
+    ],
+)
+def test_what_no_decode_writes_is_refused(
+    tmp_path: Path, times: list, tokens: list, says: str | None
+) -> None:
+    file = tmp_path / "t.safetensors"
+    given = torch.tensor(times, dtype=torch.int32)[:, None, None]
+    EvictionTrace(given, torch.tensor(tokens).long()).save(file)
+    if says is None:
+        EvictionTrace.load(file)
+        return
+    with pytest.raises(UserError, match=says):
+        EvictionTrace.load(file)
+
+
+def test_a_replay_of_tokens_that_the_model_has_not() -> None:
+    times = torch.full((1, 2, 2, 2), NEVER, dtype=torch.int32)
+    with pytest.raises(UserError, match="the trace holds token 97; the model's are 0 to 96"):
+        kvpolicies.replay(tiny(), EvictionTrace(times, torch.tensor([[5, 97]])))
+
+
+def test_the_command_replays_one_sequence(tmp_path: Path, capsys: Any) -> None:
+    times = torch.full((2, 4, 2, 2), NEVER, dtype=torch.int32)
+    EvictionTrace(times, torch.tensor([[5, 6], [5, 6]])).save(tmp_path / "t.safetensors")
+    assert main(["replay", str(tmp_path / "t.safetensors")]) == 2
+    assert "holds 2 sequences" in capsys.readouterr().err
