@@ -91,7 +91,8 @@ def test_logits_that_are_not_finite_are_refused(bad: float, temperature: float) 
 @pytest.mark.parametrize("token", [-1, 97, 10**9, 2**70])
 def test_tokens_that_the_model_has_not(token: int) -> None:
     says = f"prompt 1 holds token {token}; the model's are 0 to 96"
-    for options in ({}, {"forced": [[1, 2], [3, token]]}):
+    cases: list[dict[str, Any]] = [{}, {"forced": [[1, 2], [3, token]]}]
+    for options in cases:
         given = [[5], [5, 6]] if options else [[5], [5, token]]
         with pytest.raises(UserError, match=says):
             kvpolicies.generate(tiny(), given, "full", 1, max_new_tokens=2, **options)
