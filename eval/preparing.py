@@ -85,7 +85,7 @@ def prepare(study: Study, kept: Kept, problems: list[Problem] | None = None) -> 
     if study.problems != wanted.problems:
         problems = check(study)
     provenance.check_folder(study, problems)
-    if more := _more(study, wanted):
+    if place.leads and (more := _more(study, wanted)):
         caution(f"--out {study.out} goes on with all that it holds: {more}")
     from kvpolicies.adapter import inspect_model
 

@@ -73,7 +73,7 @@ def table(ablation: Ablation) -> tuple[list[str], list[list[str]]]:
     Raises:
         UserError: for what the study finds wrong.
     """
-    from kvpolicies.eval import report
+    from kvpolicies.eval import provenance, report
     from kvpolicies.eval.run import run_study
     from kvpolicies.registry import resolve
     from kvpolicies.train.fit import SCORER
@@ -85,7 +85,7 @@ def table(ablation: Ablation) -> tuple[list[str], list[list[str]]]:
     }
     study = replace(ablation.study, policies=tuple(policies.values()))
     folder = run_study(study)
-    study = study.resolved()
+    study = provenance.joined(study.resolved())
     cells = {(c.policy, c.budget): c for c in report.write_report(folder, study)}
     held_out = figures(ablation, scorers)
     measures = study.entry.measures
