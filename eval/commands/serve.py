@@ -11,7 +11,7 @@ from typing import Any
 
 from kvpolicies.config import Deployment, from_args, option, read_yaml
 from kvpolicies.config import add_arguments as add_options
-from kvpolicies.errors import UserError, is_text
+from kvpolicies.errors import UserError
 from kvpolicies.eval.deployment import kernels
 from kvpolicies.models import loading
 from kvpolicies.positions import check_positions, reach
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     from kvpolicies.serve.running import address, is_loopback, listen
     from kvpolicies.serve.running import run as run_server
 
-    serving = replace(serving, name=_name(config, serving), api_key=_key(serving))
+    serving = replace(serving, name=serving.name or config.model, api_key=_key(serving))
     with listen(serving.host, serving.port) as sock, ExitStack() as stack:
         access = _access(serving, is_loopback(sock))
         encoder, engine = _loaded(config, serving, stack)
@@ -107,13 +107,6 @@ def _check(config: Deployment) -> None:
     if policy.made_for not in (None, config.model):
         made = f"model {policy.made_for}" if policy.made_for else "no model: it lacks an option"
         raise UserError(f"policy {policy} is made for {made}, not for {config.model}")
-
-
-def _name(config: Deployment, serving: Serving) -> str:
-    name = serving.name or config.model
-    if not is_text(name):
-        raise UserError("the model's name is no UTF-8 text, and cannot be sent; give --name")
-    return name
 
 
 def _key(serving: Serving) -> str:
