@@ -77,7 +77,10 @@ class _Punctual(H11Protocol):
         body = bytes(response(ApiError(400, msg)).body)
         headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))),
                    ("Connection", "close")]  # fmt: skip
-        events = (h11.Response(status_code=400, headers=headers), h11.Data(data=body))
+        events = (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=body),
+        )
         for event in (*events, h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
