@@ -97,9 +97,6 @@ def generate(
         whole(batch_size, 1, "batch_size")
     longest = max(len(r.prompt) + r.limit for r in requests)
     prompt = max(len(r.prompt) for r in requests)
-    check_positions(model, prompt, longest - prompt)
-    for r in requests:
-        check_words(model, [*r.prompt, *(r.forced or [])], f"prompt {r.index}")
     cache = FixedBudgetCache(
         model,
         chosen,
@@ -107,7 +104,10 @@ def generate(
         slots=min(longest, max(r.schedule.capacity for r in requests)),
         max_length=longest,
         trace=trace,
-    )
+    )  # refuses a model that cannot run at all
+    check_positions(model, prompt, longest - prompt)
+    for r in requests:
+        check_words(model, [*r.prompt, *(r.forced or [])], f"prompt {r.index}")
     mode = check_mode(step, chosen, next(model.parameters()).device)
     rows = min(batch_size or len(requests), len(requests))
     loop = Loop(model, cache, rows, stop_set(model, eos_token_id), on_logits, mode)
