@@ -12,8 +12,6 @@ from kvpolicies.kernels.softmax import Softmax
 
 # Queries handled at once: bounds the mask, however long the prompt.
 BLOCK = 256
-# Queries a KV head (group times new tokens) for which, on a CPU, two plain products beat SDPA.
-FEW = 8
 
 
 @dataclass(frozen=True)
@@ -83,16 +81,13 @@ def masked_attention(
 ) -> Tensor:
     """`slot_attention` under any `mask` [B or 1, H or 1, n, L] bool; None = all is visible."""
     b, h, g, n, d = queries.shape
-    few = g * n <= FEW and queries.dtype == torch.float32 and not queries.is_cuda
-    if few or not softmax.plain:
+    if not softmax.plain:
         return _weighted(queries, keys, values, mask, softmax)[0]
+    if mask is not None and n > 1:
+        mask = mask.repeat(1, 1, g, 1)
     # The group rides in the query dimension: keys are read once per KV head.
     out = F.scaled_dot_product_attention(
-        queries.reshape(b, h, g * n, d),
-        keys,
-        values,
-        attn_mask=None if mask is None else mask.repeat(1, 1, g, 1),
-        scale=softmax.scale,
+        queries.reshape(b, h, g * n, d), keys, values, attn_mask=mask, scale=softmax.scale
     )
     return out.reshape(b, h, g, n, d)
 
@@ -136,9 +131,7 @@ def _weighted(
 ) -> tuple[Tensor, Tensor]:
     b, h, g, n, d = queries.shape
     length = keys.shape[2]
-    packed = queries.float().reshape(b, h, g * n, d)
-    # Keys first: with few queries, the product that walks along the keys is the faster one.
-    products = (keys.float() @ packed.mT).mT if g * n <= FEW else packed @ keys.float().mT
+    products = queries.float().reshape(b, h, g * n, d) @ keys.float().mT
     logits = softmax.logits(products.reshape(b, h, g, n, length))
     if mask is not None:
         logits = logits.masked_fill(~mask[:, :, None], float("-inf"))
