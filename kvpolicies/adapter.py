@@ -22,6 +22,7 @@ from kvpolicies.guard import counts_of, guarded, refuse_compiled, refuse_gradien
 from kvpolicies.kernels.attention import masked_attention
 from kvpolicies.kernels.packed import packed_attention
 from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.norms import fused_norms
 from kvpolicies.step import LayerInput
 
 NAME = "kvpolicies"
@@ -57,7 +58,8 @@ def _serving(model: Any, serve: list[Callable[..., Tensor]]) -> Iterator[list[nn
     model.set_attn_implementation(NAME)
     _served.update(zip(modules, serve, strict=True))
     try:
-        yield modules
+        with fused_norms(model):
+            yield modules
     finally:
         for module in modules:
             _served.pop(module, None)
