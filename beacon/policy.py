@@ -62,6 +62,7 @@ class Beacon(Policy):
     name = "beacon"
     whole_prompts = True  # farthest-point sampling chooses among all queries it is shown at once
     source = "BeaconKV, arXiv 2609.04971"
+    layers_alike = True
     n_beacon: int = 16
     """Past queries that look, far apart from each other; 0 = none."""
     n_recent: int = 16

@@ -136,7 +136,7 @@ def largest_batch_by_allocation(
         except (torch.OutOfMemoryError, UserError):
             return False
         held = [t for group in cache.groups for t in group.stored]
-        held += [t for group in cache.groups for state in group.state for t in state.values()]
+        held += [t for group in cache.groups for t in group.state.values()]
         return weights + _in_use(weight.device, [*held, *logits]) - before <= memory
 
     low, high = 0, most

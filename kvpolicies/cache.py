@@ -277,9 +277,7 @@ class FixedBudgetCache(Cache):
             longest = max((max(move.seen) for move in moves[0]), default=0)
             self._prepare_ropes(longest)
         for group, plan in zip(self.groups, moves, strict=True):
-            for move in plan:
-                if move.first:
-                    group.open(move)
+            group.begin(plan)
         self.forward = Forward(moves, scheduled, fixed)
 
     def attend(self, layer: int, given: LayerInput) -> Tensor:
@@ -306,7 +304,7 @@ class FixedBudgetCache(Cache):
         """The forward has passed the last layer: its tokens count."""
         assert self.forward is not None
         for group, plan in zip(self.groups, self.forward.moves, strict=True):
-            group.rows.commit(plan)
+            group.finish(plan)
         self.forward, self._columns = None, self.columns
 
     def _most(self, group: SlotGroup, counts: Counts) -> list[int] | None:
@@ -351,7 +349,7 @@ class FixedBudgetCache(Cache):
         return self._bytes_a_row(
             lambda g: [
                 *(t[:, 0] for t in g.slot_state.values()),
-                *(t[0] for state in g.state for t in state.values()),
+                *(t[:, 0] for t in g.state.values()),
             ]
         )
 

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+LAST = torch.iinfo(torch.int32).max
+
 
 def choose_victims(
     scores: Tensor, positions: Tensor, newest: Tensor, sinks: int, window: int, n_drop: int
@@ -21,11 +23,13 @@ def choose_victims(
         [Y, B, H, n_drop] int64 slots, in no particular order.
     """
     protected = (positions < sinks) | (positions > newest[:, None, None] - window)
+    if n_drop == 1:
+        scores = scores.float().masked_fill(protected, torch.inf)
+        stays = (scores != scores.amin(dim=-1, keepdim=True)) | protected
+        return positions.masked_fill(stays, LAST).argmin(dim=-1, keepdim=True)
     # + 0.0 turns -0.0 into 0.0, which must tie with it.
     key = (sortable(scores.float() + 0.0).long() << 32) | positions.long()
     key = key.masked_fill(protected, torch.iinfo(torch.int64).max)
-    if n_drop == 1:
-        return key.argmin(dim=-1, keepdim=True)
     return key.topk(n_drop, dim=-1, largest=False, sorted=False).indices
 
 

@@ -66,11 +66,11 @@ class FixedStep:
         assert self.cache.forward is not None
         moves = self.cache.forward.moves
         logits = self._replayed() if self._in_graph else self._call()
-        self.cache.finish()
         for group, plan in zip(self.cache.groups, moves, strict=True):
-            if group.policy.observes:
+            if group.observes:
                 for move in plan:
                     self._observe(group, move)
+        self.cache.finish()
         return logits[:active].float()
 
     def _observe(self, group: SlotGroup, move: Move) -> None:

@@ -30,6 +30,7 @@ class NewestQueries(Policy):
     [B, N] int32, which holds position + 1 so that zero means "no query yet".
     """
 
+    layers_alike = True
     every: int = 128
     """Tokens between two evictions; at most an eighth of the budget goes at once."""
 

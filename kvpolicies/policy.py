@@ -202,6 +202,10 @@ class Policy:
     """Looks ahead in a recorded run of the same tokens: can be evaluated, never deployed."""
     mixes_heads: ClassVar[bool] = False
     """Scores of a KV head depend on a layer's other heads: all must lie in one process."""
+    layers_alike: ClassVar[bool] = False
+    """Reads nothing of a view that differs from layer to layer but its tensors, so that a decode
+    step may show several layers at once, as more rows: for policies that read neither `layer` nor
+    `geometry.rows`. Layers of other rotations or softmax are shown apart."""
     needs_rope: ClassVar[bool] = False
     """Uses `view.rope`: the adapter must know the model's rotation."""
     whole_prompts: ClassVar[bool] = False

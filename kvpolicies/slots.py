@@ -7,7 +7,7 @@ otherwise spend more time on calls than on work.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,24 @@ from kvpolicies.trace import NEVER
 from kvpolicies.transfer import counting, on_device
 
 ALL = slice(None)
+# Layers are shown to a policy at once as long as they hold so few slots together: many calls cost
+# more than their work then, and what a policy computes in between stays small.
+SLOTS_AT_ONCE = 1 << 18
+# Views of the same slots are made once: a full row asks for the same ones at every step.
+VIEWS = 256
+
+
+class Parts(NamedTuple):
+    """Views of the filled slots of some rows, and their state: one layer's, or of n layers.
+
+    Layers that are shown together are more rows: layer by layer, [n * B, ...].
+    """
+
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+    slot_state: dict[str, Tensor]
+    state: dict[str, Tensor]
 
 
 class SlotGroup:
@@ -40,7 +58,7 @@ class SlotGroup:
         rows: the counts that all these layers share.
         keys, values: [Y, B, H, C, D]. positions: [Y, B, H, C] int32, -1 = empty.
         slot_state: the policy's slot-aligned tensors [Y, B, H, C].
-        state: the policy's tensors [B, ...] of each layer.
+        state: the policy's tensors [Y, B, ...].
         eviction_times: [Y, B, H, T] int32 when a trace of T positions is recorded (trace.py).
         bad_scores: [Y] bool, set on the device when a score is NaN; the host reads it when it waits
             anyway.
@@ -75,11 +93,20 @@ class SlotGroup:
             times = (*shape[:3], trace_length)
             self.eviction_times = torch.full(times, NEVER, dtype=torch.int32, device=g.device)
         self.bad_scores = torch.zeros(len(layers), dtype=torch.bool, device=g.device)
-        self.state = [policy.init_state(g) for _ in layers]
+        self.state = {
+            name: torch.zeros((len(layers), *t.shape), dtype=t.dtype, device=t.device)
+            for name, t in policy.init_state(g).items()
+        }
         self.softmax = [Softmax(g.head_dim**-0.5)] * len(layers)
         # A list a layer, an entry a row.
         self.counters: list[list[dict[str, int]]] = [[{} for _ in range(g.rows)] for _ in layers]
         self.futures: list[list[Any]] = [[None] * g.rows for _ in layers]
+        self._parts: dict[tuple[int, int, int, int, int], Parts] = {}
+        self._together: list[range] = [range(y, y + 1) for y in range(len(layers))]
+        self._attended = False
+        # What each layer shows of this forward, where it waits for the last one.
+        self._waiting = False
+        self._shown: list[Step] = []
         # Prompt queries [1, H, G, n, D] and positions that `observe` must see with those to come.
         self.held_back: list[list[list[tuple[Tensor, Tensor]]]] = [
             [[] for _ in range(g.rows)] for _ in layers
@@ -105,9 +132,9 @@ class SlotGroup:
             tensor[:, row].zero_()
         if self.eviction_times is not None:
             self.eviction_times[:, row].fill_(NEVER)
-        for y, state in enumerate(self.state):
-            for tensor in state.values():
-                tensor[row].zero_()
+        for tensor in self.state.values():
+            tensor[:, row].zero_()
+        for y in range(len(self.layers)):
             self.counters[y][row] = {}
             self.held_back[y][row] = []
             self.futures[y][row] = None if futures is None else futures[y]
@@ -139,32 +166,128 @@ class SlotGroup:
 
     def _row_tensors(self) -> list[Tensor]:
         times = [] if self.eviction_times is None else [self.eviction_times]
-        shared = [layer for tensor in (*self.stored, *times) for layer in tensor]
-        return [*shared, *(t for state in self.state for t in state.values())]
+        tensors = (*self.stored, *times, *self.state.values())
+        return [layer for tensor in tensors for layer in tensor]
 
     def view(
-        self, y: int, rows: slice, lengths: list[int], seen: list[int], prompts: list[int]
+        self,
+        y: int,
+        rows: slice,
+        lengths: list[int],
+        seen: list[int],
+        prompts: list[int],
+        n: int = 1,
     ) -> View:
-        """What a policy may see of some rows of one layer; tensors are views, never copies."""
-        filled, counts = max(lengths), self.rows
+        """What a policy may see of some rows of a layer, or of all rows of n layers from y on.
+
+        Tensors are views, never copies.
+        """
+        counts, which = self.rows, range(y, y + n)
+        parts = self._parts_of(y, n, rows, max(lengths))
+        schedules = [counts.schedule(i) for i in range(rows.start, rows.stop)]
         return View(
             geometry=self.geometry,
             layer=self.layers[y],
-            keys=self.keys[y, rows, :, :filled],
-            values=self.values[y, rows, :, :filled],
-            positions=self.positions[y, rows, :, :filled],
-            lengths=lengths,
-            seen=seen,
-            schedules=[counts.schedule(i) for i in range(rows.start, rows.stop)],
-            prompts=prompts,
-            seeds=counts.seeds[rows],
-            state={name: tensor[rows] for name, tensor in self.state[y].items()},
-            slot_state={name: t[y, rows, :, :filled] for name, t in self.slot_state.items()},
-            counters=self.counters[y][rows],
+            keys=parts.keys,
+            values=parts.values,
+            positions=parts.positions,
+            lengths=lengths * n,
+            seen=seen * n,
+            schedules=schedules * n,
+            prompts=prompts * n,
+            seeds=counts.seeds[rows] * n,
+            state=parts.state,
+            slot_state=parts.slot_state,
+            counters=[c for i in which for c in self.counters[i][rows]],
             rope=self.ropes[y],
             softmax=self.softmax[y],
-            futures=self.futures[y][rows],
+            futures=[f for i in which for f in self.futures[i][rows]],
         )
+
+    def _parts_of(self, y: int, n: int, rows: slice, filled: int) -> Parts:
+        key = (y, n, rows.start, rows.stop, filled)
+        if key not in self._parts:
+            if len(self._parts) >= VIEWS:
+                self._parts.clear()
+
+            def part(x: Tensor) -> Tensor:
+                x = x[y : y + n, rows]
+                return x[0] if n == 1 else x.view(-1, *x.shape[2:])
+
+            def slots(x: Tensor) -> Tensor:
+                return part(x)[:, :, :filled]
+
+            self._parts[key] = Parts(
+                slots(self.keys),
+                slots(self.values),
+                slots(self.positions),
+                {name: slots(x) for name, x in self.slot_state.items()},
+                {name: part(x) for name, x in self.state.items()},
+            )
+        return self._parts[key]
+
+    def _layers(self, rows: slice) -> list[range]:
+        """Layers that are shown at once, in order; one at a time where some rows are left out."""
+        if rows.stop - rows.start < self.geometry.rows:
+            return [range(y, y + 1) for y in range(len(self.layers))]
+        return self._together
+
+    def _put_together(self) -> None:
+        """Finds the layers that a policy may be shown at once: once their softmax is known."""
+        g, self._attended = self.geometry, True
+        if not self.policy.layers_alike:
+            return
+        most = max(1, SLOTS_AT_ONCE // (g.rows * g.heads * g.slots))
+        together: list[range] = []
+        for y, (rope, softmax) in enumerate(zip(self.ropes, self.softmax, strict=True)):
+            if together and len(last := together[-1]) < most:
+                of_last = self.softmax[last[0]]
+                plain = softmax.plain and of_last.plain and softmax.scale == of_last.scale
+                if plain and rope is self.ropes[last[0]]:
+                    together[-1] = range(last[0], y + 1)
+                    continue
+            together.append(range(y, y + 1))
+        self._together = together
+
+    def begin(self, plan: Sequence[Move]) -> None:
+        """Opens the first move of every row; see `finish`."""
+        for move in plan:
+            if move.first:
+                self.open(move)
+        # A decode step: one move, that leaves nothing between two layers to be decided.
+        self._shown.clear()
+        self._waiting = (
+            self.observes
+            and len(plan) == 1
+            and plan[0].n == 1
+            and not any(plan[0].prompt)
+            and len(self._layers(plan[0].rows)) < len(self.layers)
+            and not (self.policy.whole_prompts and any(self.held_back[0][plan[0].rows]))
+        )
+
+    def finish(self, plan: Sequence[Move]) -> None:
+        """All layers have attended: the tokens count, and the policy sees what waited for it."""
+        if self._waiting:
+            self._show_all(plan[0])
+            self._waiting = False
+        if not self._attended and plan:
+            self._put_together()
+        self.rows.commit(plan)
+
+    def _show_all(self, move: Move) -> None:
+        for which in self._layers(move.rows):
+            n, steps = len(which), [self._shown[y] for y in which]
+            view = self.view(which[0], move.rows, move.lengths, move.seen, move.prompts, n)
+            step = steps[0]
+            if n > 1:
+                step = Step(
+                    torch.cat([s.queries for s in steps]),
+                    counting(move.seen_before * n, move.n, self.geometry.device),
+                    _joined([s.weights for s in steps]),
+                    _joined([s.inputs for s in steps]),
+                )
+            self.policy.observe(view, step)
+        self._shown.clear()
 
     def open(self, move: Move, layers: slice = ALL) -> None:
         """Makes room for a move's tokens and gives them slots; keys and values come later.
@@ -205,7 +328,11 @@ class SlotGroup:
         return counting(move.seen_before, move.n, self.geometry.device)
 
     def observe(self, y: int, move: Move, step: Step) -> None:
-        """Shows a move's tokens to the policy, once they have attended."""
+        """Shows a move's tokens to the policy, once they have attended; in a decode step later."""
+        if self._waiting:
+            assert len(self._shown) == y
+            self._shown.append(step)
+            return
         policy, held_back = self.policy, self.held_back[y]
         if not policy.whole_prompts or not (any(move.unfinished) or any(held_back[move.rows])):
             view = self.view(y, move.rows, move.lengths, move.seen, move.prompts)
@@ -246,16 +373,20 @@ class SlotGroup:
 
     def _drop(self, layers: slice, move: Move, n_drop: int, length: int) -> None:
         """Evicts `n_drop` of the `length` filled slots of every head of a move's rows."""
-        which, rows = range(len(self.layers))[layers], move.rows
-        seen, prompts = move.seen_before, move.prompts_before
+        rows, seen, prompts = move.rows, move.seen_before, move.prompts_before
         lengths = [length] * len(seen)
-        views = [self.view(y, rows, lengths, seen, prompts) for y in which]
-        scores = _stacked([self.policy.scores(view) for view in views])  # [y, b, H, L]
+        which = self._layers(rows) if layers == ALL else [range(layers.start, layers.stop)]
+        views = [self.view(w[0], rows, lengths, seen, prompts, len(w)) for w in which]
+        scores = _joined([self.policy.scores(view) for view in views])
+        assert scores is not None
+        positions = self.positions[layers, rows, :, :length]
+        scores = scores.view(positions.shape)  # [y, b, H, L]
         self.bad_scores[layers] |= scores.isnan().flatten(1).any(dim=1)
         if self.geometry.device.type == "cpu":
             self.check_scores()
-        positions, newest = self.positions[layers, rows, :, :length], views[0].newest
-        protected = [(s.sinks, s.window_beside(length, n_drop)) for s in views[0].schedules]
+        newest = on_device(seen, positions.device) - 1
+        schedules = views[0].schedules[: len(seen)]
+        protected = [(s.sinks, s.window_beside(length, n_drop)) for s in schedules]
         parts = [
             choose_victims(scores[:, a:b], positions[:, a:b], newest[a:b], *p, n_drop)
             for a, b, p in runs(protected)
@@ -270,8 +401,8 @@ class SlotGroup:
         self.positions[layers, rows, :, length - n_drop : length] = -1
         if type(self.policy).evicted is not Policy.evicted:
             left = [length - n_drop] * len(seen)
-            for y in which:
-                self.policy.evicted(self.view(y, rows, left, seen, prompts))
+            for w in which:
+                self.policy.evicted(self.view(w[0], rows, left, seen, prompts, len(w)))
 
     def check_scores(self) -> None:
         """Raises UserError if any score so far was NaN (waits for the device)."""
@@ -294,5 +425,7 @@ def _row_and_slot(move: Move, device: torch.device) -> tuple[Tensor, Tensor]:
     return rows, counting(move.before, move.n, device)
 
 
-def _stacked(tensors: list[Tensor]) -> Tensor:
-    return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
+def _joined(tensors: Sequence[Tensor | None]) -> Any:
+    """Tensors of layers as those of more rows; None if there are none."""
+    given = [t for t in tensors if t is not None]
+    return torch.cat(given) if len(given) > 1 else (given[0] if given else None)

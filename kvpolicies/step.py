@@ -49,7 +49,6 @@ class LayerInput:
         )
 
 
-@torch.no_grad()
 def attend(group: SlotGroup, y: int, given: LayerInput, moves: Sequence[Move]) -> Tensor:
     """Takes a forward's tokens into one layer's slots and attends.
 

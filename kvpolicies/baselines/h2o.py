@@ -19,6 +19,7 @@ class H2O(Policy):
 
     name = "h2o"
     source = "H2O, arXiv 2306.14048"
+    layers_alike = True
     needs_attention = True
     slot_tensors = MappingProxyType({"mass": torch.float32})
     faithful: bool = False

@@ -25,6 +25,7 @@ class KeyDiff(Policy):
 
     name = "keydiff"
     source = "KeyDiff, arXiv 2504.15364"
+    layers_alike = True
     slot_tensors = MappingProxyType({"inverse_norm": torch.float32})
     every: int = 128
     """Tokens between two evictions; at most an eighth of the budget goes at once."""

@@ -35,6 +35,7 @@ class Lazy(Policy):
 
     name = "lazy"
     source = "LazyEviction, arXiv 2506.15969"
+    layers_alike = True
     needs_attention = True
     # TS - its first value, so that a new token's zero says "not attended yet".
     slot_tensors = MappingProxyType({"since": torch.int32, "gap": torch.int32})

@@ -20,6 +20,7 @@ class Streaming(Policy):
 
     name = "streaming"
     source = "StreamingLLM, arXiv 2309.17453"
+    layers_alike = True
     positions: str = "original"
     """`original`: keys keep their rotation; `cache`: they get that of their rank in the cache."""
 

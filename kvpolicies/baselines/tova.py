@@ -18,6 +18,7 @@ class Tova(Policy):
 
     name = "tova"
     source = "TOVA, arXiv 2401.06104"
+    layers_alike = True
     mixes_heads = True
     needs_attention = True
     slot_tensors = MappingProxyType({"newest_weight": torch.float32})

@@ -30,7 +30,8 @@ class OneLayer:
         self.group = SlotGroup(geometry, policy, [index], [rope or Rope(None)], trace_length)
         self.geometry, self.policy, self.rope = geometry, policy, self.group.ropes[0]
         self.keys, self.values = self.group.keys[0], self.group.values[0]
-        self.positions, self.state = self.group.positions[0], self.group.state[0]
+        self.positions = self.group.positions[0]
+        self.state = {name: t[0] for name, t in self.group.state.items()}
         self.slot_state = {name: t[0] for name, t in self.group.slot_state.items()}
         self.counters = self.group.counters[0]
         times = self.group.eviction_times
@@ -67,9 +68,7 @@ def process(
     moves = group.rows.plan(Counts(rows, counts, prompt, [True] * len(rows)))
     if (layer.policy.needs_rope or layer.policy.rerotates) and moves:
         layer.rope.prepare(max(max(m.seen) for m in moves), layer.geometry.device)
-    for move in moves:
-        if move.first:
-            group.open(move)
+    group.begin(moves)
     out = attend(group, 0, given, moves)
-    group.rows.commit(moves)
+    group.finish(moves)
     return out
