@@ -21,6 +21,8 @@ from kvpolicies.models.form import Form
 
 STUDIES = Path(__file__).parent / "studies"
 _DTYPES = ("float32", "bfloat16", "float16")
+ALL = "all"
+"""Among a study's policies, stands for all that run on the model as they are."""
 LEAST = 36
 """Bytes that a token, a sample or a problem takes at the least: a number in a list."""
 
@@ -42,7 +44,7 @@ class Study(Form):
     task: str = option("ledger", f"what to solve: {', '.join(TASKS)}, or a YAML file of yours")
     data: str = option("", "problems as JSON lines; default: the task's set on the hub")
     policies: tuple[str, ...] = option(
-        (), "policies with options; default: all that run on the model as they are"
+        (), "policies with options, or all that run on the model as they are; default: most of them"
     )
     budgets: tuple[str, ...] = option(
         (), "slots (133) or shares of prompt + new tokens (25%%); default: the task's own"
@@ -110,14 +112,17 @@ class Study(Form):
         Raises:
             UserError: as `check`; a value that an option of a policy cannot have.
         """
-        from kvpolicies.registry import resolve, usable_names
+        from kvpolicies.registry import ON_REQUEST, resolve, usable_names
 
         self.check()
         task = self.entry
-        chosen = [resolve(name) for name in self.policies]
-        # Of those that need a scorer, the ones that have one for this model.
-        every = [resolve(name) for name in usable_names()] if not chosen else []
-        names = map(str, chosen or [p for p in every if p.made_for in (None, self.model)])
+        chosen = [resolve(name) for name in self.policies if name != ALL]
+        if not self.policies or ALL in self.policies:
+            left_out = () if self.policies else ON_REQUEST
+            every = [resolve(name) for name in usable_names() if name not in left_out]
+            # Of those that need a scorer, the ones that have one for this model.
+            chosen += [p for p in every if p.made_for in (None, self.model)]
+        names = map(str, chosen)
         budgets = [self.budget_spec(budget).text for budget in self.budgets or task.budgets]
         return replace(
             self,
@@ -147,7 +152,8 @@ class Study(Form):
         if self.data and not task.needs_data:
             raise UserError(f"task {task.name} makes its own problems; leave --data out")
         for name in self.policies:
-            check(name)
+            if name != ALL:
+                check(name)
         for budget in self.budgets or task.budgets:
             self.budget_spec(budget)
 

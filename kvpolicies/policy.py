@@ -89,6 +89,18 @@ class Schedule:
             max(drop, budget.chunk),
         )
 
+    @classmethod
+    def of_prompt(
+        cls, budget: Budget, prompt: int, limit: int, sinks: int = 0, window: int = 0
+    ) -> "Schedule":
+        """The rule of papers that compress prompts: once it is complete, a prompt goes down to the
+        budget, and every new token stays."""
+        most = max(prompt, budget.total) + limit
+        if prompt <= budget.total:
+            return cls(most, drop=0)
+        drop = prompt - budget.total
+        return cls(most, drop, sinks, window, drop, first=prompt, growth=most)
+
     def full_at(self, evicted: int) -> int:
         """Slots at which the next token needs room, once so many tokens have been evicted."""
         first = self.capacity if self.first is None else self.first

@@ -29,6 +29,7 @@ POLICIES = {
     "rkv": "kvpolicies.baselines.rkv:RKV",
     "keydiff": "kvpolicies.baselines.keydiff:KeyDiff",
     "lazy": "kvpolicies.baselines.lazy:Lazy",
+    "expected": "kvpolicies.baselines.expected:Expected",
     "oracle": "kvpolicies.baselines.oracle:Oracle",
     "beacon": "kvpolicies.beacon.policy:Beacon",
     "kvpop": "kvpolicies.learned.kvpop:KVpop",
@@ -36,6 +37,9 @@ POLICIES = {
     "dms": "kvpolicies.learned.dms:DMS",
     "trimkv": "kvpolicies.learned.trimkv:TrimKV",
 }
+
+ON_REQUEST = ("expected",)
+"""Those of ours that a study runs when they are asked for, or all are."""
 
 
 # What an option of a type may be, and how to say so.

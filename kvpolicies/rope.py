@@ -68,6 +68,21 @@ class Rope:
         square = cos * cos + sin * sin
         return _turn(x.float(), cos / square, -sin / square)
 
+    def rotate_ahead(self, x: Tensor, positions: Tensor, n: int) -> Tensor:
+        """x [B, ..., D], not rotated, under the mean rotation to the n positions after `positions`
+        [B]; float32 result."""
+        if self._cos_sin is None:
+            return x.float()
+        self.prepare(n + 1, x.device)
+        cos, sin = self._cos[positions], self._sin[positions]
+        # Angles add up, and a scale (YaRN's) is in both factors.
+        scale = (cos * cos + sin * sin).sqrt()
+        on_cos, on_sin = self._cos[1 : n + 1].mean(dim=0), self._sin[1 : n + 1].mean(dim=0)
+        both = ((cos * on_cos - sin * on_sin) / scale, (sin * on_cos + cos * on_sin) / scale)
+        return _turn(
+            x.float(), *(part.view(-1, *[1] * (x.dim() - 2), part.shape[-1]) for part in both)
+        )
+
     def _at(self, positions: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         if positions.dim() == 2:  # one position for all heads
             positions = positions[(slice(None), *([None] * (dim - 3)))]

@@ -54,11 +54,7 @@ class SnapKV(NewestQueries):
             drop = batched_drop(self.every, budget)
             return Schedule.under(budget, drop, self.observe_window)
         self.must_exceed_window(budget)
-        most = max(prompt, budget.total) + limit
-        if prompt <= budget.total:
-            return Schedule(most, drop=0)
-        drop = prompt - budget.total
-        return Schedule(most, drop, 0, self.observe_window, drop, first=prompt, growth=most)
+        return Schedule.of_prompt(budget, prompt, limit, window=self.observe_window)
 
     def scores(self, view: View) -> Scores:
         """softmax -> sum over queries -> average-pool before the window -> max over the group."""

@@ -8,7 +8,7 @@ from kvpolicies.budget import Budget
 from kvpolicies.config import Deployment, dump_yaml
 from kvpolicies.errors import UserError
 from kvpolicies.eval.study import STUDIES, Study, load_study
-from kvpolicies.registry import POLICIES, policy_names, resolve
+from kvpolicies.registry import ON_REQUEST, POLICIES, policy_names, resolve
 
 
 def test_defaults_are_filled_in():
@@ -16,7 +16,10 @@ def test_defaults_are_filled_in():
     assert study.budgets == ("69", "101", "133")
     assert study.problems == 48
     asis = [name for name in policy_names() if resolve(name).made_for in (None, "embedded")]
-    assert study.policies == tuple(str(resolve(name)) for name in asis if name != "full")
+    every = tuple(str(resolve(name)) for name in asis if name != "full")
+    assert study.policies == tuple(name for name in every if name not in ON_REQUEST)
+    assert Study(policies=("all",)).resolved().policies == every
+    assert Study(policies=("beacon(n_beacon=8)", "all")).resolved().policies[1:] == every
     assert set(POLICIES) - set(asis) <= {"kvpop", "kvpop_mlp", "dms", "trimkv"}
     assert not any(policy.startswith("full") for policy in study.policies)
     assert study.resolved() == study

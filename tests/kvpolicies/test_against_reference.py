@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 
 from kvpolicies.budget import Budget
 from kvpolicies.registry import resolve
+from tests.support.against import compare, spec_of
 from tests.support.cases import ALL_KINDS, WHOLE, Batch, Needs, draw_batch
-from tests.support.streams import layer_for, layer_of, run_stream, run_streams
+from tests.support.streams import layer_for, run_stream
 
 EIGHT = {"n_beacon": 8, "n_recent": 8}
 FOUR = {"n_beacon": 4, "n_recent": 4}
@@ -59,11 +61,6 @@ RUNS: list[tuple[str, dict[str, Any], int]] = [
     ("beacon", {**EIGHT, "refresh": "revisit", "shared": True, "space": "post_rope"}, 3),
 ]
 BATCHES = 10  # a block
-
-
-def spec_of(name: str, options: dict[str, Any]) -> str:
-    given = ", ".join(f"{key}={value!r}" for key, value in options.items())
-    return f"{name}({given})" if given else name
 
 
 SUMS = ("real", "real", "copies", "one-hot", "one-hot")
@@ -136,41 +133,13 @@ def ties_are_exact(name: str, kind: str) -> bool:
     return kind in WHOLE
 
 
-def is_clear(eviction: Any, exact: bool) -> bool:
-    """Whether float32 must decide as the reference did. `exact`: exact ties are ties there too."""
-    if 0 < eviction.state_gap <= 1e-6:
-        return False
-    pairs = zip(eviction.margins, eviction.edges, strict=True)
-    return all(gap > 1e-5 or (gap == 0 and (exact or edge == np.inf)) for gap, edge in pairs)
-
-
-def clear_evictions(outcome: Any, exact: bool) -> int:
-    """Evictions before the first near-tie, past which float32 and float64 may honestly part."""
-    return [*(is_clear(eviction, exact) for eviction in outcome.evictions), False].index(False)
-
-
 @pytest.mark.parametrize(("name", "options", "block"), blocks())
 def test_kept_positions(
     name: str, options: dict[str, Any], block: int, reference: ModuleType
 ) -> None:
-    spec, compared, happened = spec_of(name, options), 0, 0
-    for number in range(BATCHES * block, BATCHES * (block + 1)):
-        batch = batch_of(name, options, number)
-        streams, budgets = list(batch.streams(reference)), [row.budget for row in batch.rows]
-        layer = layer_of(streams, resolve(spec), [Budget(*numbers) for numbers in budgets])
-        all_times = [times.numpy() for times in run_streams(layer, streams)]
-        for stream, numbers, ours in zip(streams, budgets, all_times, strict=True):
-            policy = reference.POLICIES[name](**options)
-            outcome = reference.simulate(policy, stream, reference.Budget(*numbers))
-            clear = clear_evictions(outcome, ties_are_exact(name, batch.kind))
-            compared, happened = compared + clear, happened + len(outcome.evictions)
-            until = outcome.e.shape[1] + 1
-            if clear < len(outcome.evictions):
-                until = outcome.evictions[clear].position + 1
-            theirs = np.where(outcome.e >= until, -1, outcome.e)
-            assert np.array_equal(np.where(ours >= until, -1, ours), theirs), batch
-    # A block has about a hundred evictions, and one near-tie ends the comparison of its case.
-    assert compared > 0.75 * happened > 0, "near-ties cut too many cases short to prove anything"
+    numbers = range(BATCHES * block, BATCHES * (block + 1))
+    batches = [batch_of(name, options, number) for number in numbers]
+    compare(name, options, batches, partial(ties_are_exact, name), reference)
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(name for name, _, _ in RUNS))

@@ -15,6 +15,7 @@ from tests.reference.attention import (
 )
 from tests.reference.beacon import Beacon, BeaconState, beacon_scores
 from tests.reference.buffers import QueryBuffer, RevisitBuffer, WholeHistory
+from tests.reference.expected import Expected
 from tests.reference.inputs import draw, draw_whole, quarter_turns
 from tests.reference.policies import H2O, KeyDiff, Lazy, Streaming, Tova
 from tests.reference.rule import (
@@ -58,6 +59,7 @@ POLICIES = {
     "rkv": RKV,
     "keydiff": KeyDiff,
     "lazy": Lazy,
+    "expected": Expected,
     "oracle": Oracle,
     "beacon": Beacon,
 }
@@ -72,6 +74,7 @@ __all__ = [
     "BeaconState",
     "Budget",
     "Eviction",
+    "Expected",
     "KeyDiff",
     "Lazy",
     "Observation",

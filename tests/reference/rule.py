@@ -37,7 +37,8 @@ class Budget:
 class Stream:
     """One row and layer: k [H, T, D] and q [H, G, T, D] rotated, qpre [H, G, T, D] not.
 
-    The first `prompt` tokens come in one call, each of the others in its own.
+    The first `prompt` tokens come in one call, each of the others in its own. Values, unless they
+    are given, are the keys of the tokens in reverse order.
     """
 
     k: Array
@@ -45,6 +46,12 @@ class Stream:
     qpre: Array
     rope: Rope
     prompt: int
+    values: Array | None = None
+
+    @property
+    def v(self) -> Array:
+        """[H, T, D]"""
+        return self.k[:, ::-1] if self.values is None else self.values
 
     @property
     def heads(self) -> int:
@@ -82,6 +89,16 @@ class Terms:
 
     def room(self, held: int, seen: int) -> int:
         return (self.budget.total if self.full_at is None else self.full_at(seen)) - held
+
+
+def of_prompt(asked: Budget, prompt: int, limit: int, sinks: int = 0, window: int = 0) -> Terms:
+    """The prompt is compressed once, when it is complete; every new token stays."""
+    most = max(prompt, asked.total) + limit
+
+    def full_at(seen: int) -> int:
+        return asked.total if seen == prompt > asked.total else most
+
+    return Terms(Budget(most, sinks, window), full_at, prompt - asked.total)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.reference.attention import Array, causal_rows, logits
 from tests.reference.policies import Batched
-from tests.reference.rule import Budget, State, Stream, Terms
+from tests.reference.rule import Budget, State, Stream, Terms, of_prompt
 from tests.reference.scores import rkv_scores, rkv_threshold_gap, rpc_scores, snapkv_scores
 
 
@@ -32,12 +32,7 @@ class SnapKV(Batched):
             return Terms(asked)
         if asked.total <= self.observe_window:
             raise ValueError("the observing tokens alone fill the budget")
-        most = max(prompt, asked.total) + limit
-
-        def full_at(seen: int) -> int:
-            return asked.total if seen == prompt > asked.total else most
-
-        return Terms(Budget(most, 0, self.observe_window), full_at, prompt - asked.total)
+        return of_prompt(asked, prompt, limit, window=self.observe_window)
 
     def start(self, stream: Stream, budget: Budget) -> State:
         return _SnapKV(self, stream)

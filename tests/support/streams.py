@@ -74,10 +74,11 @@ def _future_of(stream: Any) -> Any:
 
 def tokens_of(stream: Any, first: int, last: int) -> LayerInput:
     """LayerInput first .. last - 1 as one row of a forward."""
-    q, k = (
-        torch.tensor(x[..., first:last, :], dtype=torch.float32)[None] for x in (stream.q, stream.k)
+    q, k, v = (
+        torch.tensor(x[..., first:last, :].copy(), dtype=torch.float32)[None]
+        for x in (stream.q, stream.k, stream.v)
     )
-    return LayerInput(q, k, k, None, Softmax(stream.q.shape[-1] ** -0.5))
+    return LayerInput(q, k, v, None, Softmax(stream.q.shape[-1] ** -0.5))
 
 
 def left_padded(rows: Sequence[LayerInput]) -> LayerInput:
@@ -89,7 +90,8 @@ def left_padded(rows: Sequence[LayerInput]) -> LayerInput:
 
     q = torch.cat([pad(row.queries) for row in rows])
     k = torch.cat([pad(row.keys) for row in rows])
-    return LayerInput(q, k, k, None, Softmax(q.shape[-1] ** -0.5))
+    v = torch.cat([pad(row.values) for row in rows])
+    return LayerInput(q, k, v, None, Softmax(q.shape[-1] ** -0.5))
 
 
 def run_stream(layer: OneLayer, stream: Any, row: int = 0) -> Tensor:
