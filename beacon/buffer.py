@@ -50,10 +50,13 @@ class QueryBuffer(Keeper):
         is_beacon = place < beacons  # [B, N]
         own = when[:, 0, 0] - 1  # recents came together: one position for all heads
         positions = torch.where(is_beacon, view.newest[:, None], own)
-        queries = view.state["queries"]
-        raw = self.space.raw(view.rope, queries, when)
-        moved = self.space.looking_from(view.rope, raw, positions.clamp_min(0))
-        queries = torch.where(is_beacon[:, None, None, :, None], moved, queries.float())
+        most = max(c["beacons"] for c in marks)  # behind them, no row has any
+        queries = view.state["queries"].float()
+        held, late = queries[:, :, :, :most], queries[:, :, :, most:]
+        raw = self.space.raw(view.rope, held, when[:, :, :, :most])
+        moved = self.space.looking_from(view.rope, raw, positions[:, :most].clamp_min(0))
+        moved = torch.where(is_beacon[:, None, None, :most, None], moved, held)
+        queries = torch.cat([moved, late], dim=3)
         return Observers(queries, positions, place < count)
 
     def thin(self, view: View, rows: list[int], keep: int) -> None:

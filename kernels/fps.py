@@ -39,6 +39,8 @@ def farthest_points(queries: Tensor, m: int) -> Tensor:
 
 def _reference(queries: Tensor, m: int) -> Tensor:
     unit = torch.nn.functional.normalize(queries.float(), dim=-1, eps=EPS)
+    if unit.shape[-2] <= FEW:
+        return _of_cosines(unit @ unit.mT, m)
     total = unit.sum(dim=-2, keepdim=True)
     chosen = [(unit * total).sum(-1).argmin(dim=-1)]
     highest = torch.full(unit.shape[:-1], float("-inf"), device=unit.device)
@@ -47,6 +49,19 @@ def _reference(queries: Tensor, m: int) -> Tensor:
         point = unit.gather(-2, last[..., None].expand(*last.shape, unit.shape[-1]))
         highest = torch.maximum(highest, (unit * point).sum(-1))
         # A chosen query never comes again, not even among exact copies of itself.
+        highest.scatter_(-1, last, float("inf"))
+        chosen.append(highest.argmin(dim=-1))
+    return torch.stack(chosen, dim=-1)
+
+
+def _of_cosines(cosines: Tensor, m: int) -> Tensor:
+    """The choice by the cosines [..., N, N] of few queries, which are made once."""
+    chosen = [cosines.sum(-1).argmin(dim=-1)]
+    highest = torch.full(cosines.shape[:-1], float("-inf"), device=cosines.device)
+    for _ in range(m - 1):
+        last = chosen[-1][..., None]
+        rows = cosines.gather(-2, last[..., None].expand(*last.shape, cosines.shape[-1]))
+        highest = torch.maximum(highest, rows[..., 0, :])
         highest.scatter_(-1, last, float("inf"))
         chosen.append(highest.argmin(dim=-1))
     return torch.stack(chosen, dim=-1)

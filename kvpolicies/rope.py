@@ -29,7 +29,7 @@ class Rope:
         limit: int | None = None,
     ):
         self._cos_sin, self._limit = cos_sin, limit
-        self._cos = self._sin = torch.empty(0, 0)
+        self._cos = self._sin = self._back_cos = self._back_sin = torch.empty(0, 0)
 
     def prepare(self, length: int, device: torch.device) -> None:
         """Tabulates positions 0 .. length - 1.
@@ -48,14 +48,16 @@ class Rope:
                     "with the length, and this policy rotates queries itself"
                 )
         cos, sin = self._cos_sin(torch.arange(size, device=device)[None])
-        self._cos, self._sin = cos[0].float(), sin[0].float()
+        cos, sin = self._cos, self._sin = cos[0].float(), sin[0].float()
+        square = cos * cos + sin * sin
+        self._back_cos, self._back_sin = cos / square, -sin / square
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotates x [B, ..., N, D] to positions [B, N] (or [B, ..., N]); float32 result."""
         if self._cos_sin is None:
             return x.float()
-        cos, sin = self._at(positions, x.dim())
-        return _turn(x.float(), cos, sin)
+        at = _beside(positions, x.dim())
+        return _turn(x.float(), self._cos[at], self._sin[at])
 
     def unrotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Undoes `rotate`: x [B, ..., N, D] as it was before RoPE; float32, exact up to rounding.
@@ -64,9 +66,8 @@ class Rope:
         """
         if self._cos_sin is None:
             return x.float()
-        cos, sin = self._at(positions, x.dim())
-        square = cos * cos + sin * sin
-        return _turn(x.float(), cos / square, -sin / square)
+        at = _beside(positions, x.dim())
+        return _turn(x.float(), self._back_cos[at], self._back_sin[at])
 
     def rotate_ahead(self, x: Tensor, positions: Tensor, n: int) -> Tensor:
         """x [B, ..., D], not rotated, under the mean rotation to the n positions after `positions`
@@ -83,14 +84,15 @@ class Rope:
             x.float(), *(part.view(-1, *[1] * (x.dim() - 2), part.shape[-1]) for part in both)
         )
 
-    def _at(self, positions: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        if positions.dim() == 2:  # one position for all heads
-            positions = positions[(slice(None), *([None] * (dim - 3)))]
-        return self._cos[positions], self._sin[positions]
+
+def _beside(positions: Tensor, dim: int) -> Tensor:
+    """Positions of vectors of so many dimensions: [B, N] are those of all heads."""
+    return positions[(slice(None), *([None] * (dim - 3)))] if positions.dim() == 2 else positions
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    rotated, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
-    first, second = rotated.chunk(2, dim=-1)
-    turned = rotated * cos + torch.cat((-second, first), dim=-1) * sin
-    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+    size = cos.shape[-1]
+    first, second, rest = x.split((size // 2, size - size // 2, x.shape[-1] - size), dim=-1)
+    (cos_1, cos_2), (sin_1, sin_2) = cos.chunk(2, dim=-1), sin.chunk(2, dim=-1)
+    turned = (first * cos_1 - second * sin_1, second * cos_2 + first * sin_2)
+    return torch.cat((*turned, rest), dim=-1)
