@@ -77,13 +77,16 @@ def attach(model: Any, cache: FixedBudgetCache) -> Iterator[FixedBudgetCache]:
         raise UserError(f"the cache was made for {cache.shape}, not for {type(model).__name__}")
     refuse_compiled(model)
     hidden: dict[int, Tensor] = {}
+    softmaxes: dict[int, Softmax] = {}
     last = cache.shape.layers - 1
 
     def serve(
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kw: Any
     ) -> Tensor:
         layer, (b, h) = module.layer_idx, key.shape[:2]
-        softmax = _softmax(module, h, cache.shape.spans[layer], kw)
+        softmax = softmaxes.get(layer)
+        if softmax is None:  # it stays what it is
+            softmax = softmaxes[layer] = _softmax(module, h, cache.shape.spans[layer], kw)
         given = LayerInput(
             query.reshape(b, h, -1, *query.shape[2:]),
             key,
