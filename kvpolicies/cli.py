@@ -13,7 +13,10 @@ from kvpolicies.registry import load
 # name: (module with `add_arguments(parser)` and `run(args) -> int`, what it does)
 COMMANDS = {
     "policies": ("kvpolicies.listing", "list all policies with source and options"),
-    "compare": ("kvpolicies.eval.compare", "compare policies on a task, under one exact budget"),
+    "compare": (
+        "kvpolicies.eval.commands.compare",
+        "compare policies on a task, under one exact budget",
+    ),
     "bench": ("kvpolicies.eval.commands.bench", "measure speed and memory of policies"),
     "generate": ("kvpolicies.eval.commands.generate", "generate from prompts under a policy"),
     "serve": ("kvpolicies.eval.commands.serve", "serve a deployment: an OpenAI-compatible API"),

@@ -4,8 +4,8 @@ Reading ends with the contents, or with a `UserError` that names the file: it is
 folder, is not UTF-8. Writing goes to a file beside the target, which takes the target's place when
 it is whole: a full disk or a kill leaves what was there before.
 
-Files of lines that grow while a study runs are the exception: eval/results.py appends to them, and
-`naming` gives their failures a name.
+Files of lines that grow while a study runs are the exception: eval/study/results.py appends to
+them, and `naming` gives their failures a name.
 """
 
 import csv

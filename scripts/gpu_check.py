@@ -211,7 +211,8 @@ def _timed(
 
 def decoding(clock: Clock, dry: bool) -> Iterator[Row]:
     """Memory and tokens/s of Qwen3-4B's config with random weights."""
-    from kvpolicies.eval.bench import Load, measure
+    from kvpolicies.eval.bench.run import measure
+    from kvpolicies.models.memory import Load
 
     name, dtype = ("small", torch.float32) if dry else ("qwen3-4b", torch.bfloat16)
     model = _model(name, clock.device, dtype)
@@ -245,7 +246,7 @@ def decoding(clock: Clock, dry: bool) -> Iterator[Row]:
 def _model(name: str, device: torch.device, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
-    from kvpolicies.eval.presets import preset
+    from kvpolicies.models.presets import preset
 
     torch.manual_seed(0)
     with torch.device(device):

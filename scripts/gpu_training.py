@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from kvpolicies.eval.presets import preset
 from kvpolicies.learned.base import config_for
 from kvpolicies.learned.nets import Seen
 from kvpolicies.learned.scorer import Scorer
+from kvpolicies.models.presets import preset
 
 Row = dict[str, Any]
 

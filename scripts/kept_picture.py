@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 from torch import Tensor
 
 from kvpolicies import Budget, generate
-from kvpolicies.eval.ledger import LedgerProblem, make_problem
+from kvpolicies.eval.tasks.ledger import LedgerProblem, make_problem
 from kvpolicies.models.loading import load
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

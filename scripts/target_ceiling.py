@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvpolicies.budget import Budget
-from kvpolicies.eval import ledger
+from kvpolicies.eval.tasks import ledger
 from kvpolicies.learned.boundary import retained
 from kvpolicies.learned.targets import Target
 from kvpolicies.models import embedded

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval import terminal
+from kvpolicies.eval.display import terminal
 from kvpolicies.files import write_csv
 from kvpolicies.train.ablation import OVERRIDES, Ablation, load_ablation, shipped
 from kvpolicies.train.recipe import Recipe
@@ -73,8 +73,9 @@ def table(ablation: Ablation) -> tuple[list[str], list[list[str]]]:
     Raises:
         UserError: for what the study finds wrong.
     """
-    from kvpolicies.eval import provenance, report
-    from kvpolicies.eval.run import run_study
+    from kvpolicies.eval import report
+    from kvpolicies.eval.study import provenance
+    from kvpolicies.eval.study.run import run_study
     from kvpolicies.registry import resolve
     from kvpolicies.train.fit import SCORER
 

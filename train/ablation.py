@@ -22,7 +22,7 @@ from kvpolicies import config
 from kvpolicies.budget import BudgetSpec
 from kvpolicies.config import from_mapping, read_yaml
 from kvpolicies.errors import UserError, nearest, shown
-from kvpolicies.eval.study import Study
+from kvpolicies.eval.study.config import Study
 from kvpolicies.train import recipe as recipes
 from kvpolicies.train.recipe import Recipe
 

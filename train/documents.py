@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval import ledger
-from kvpolicies.eval.prompts import check_words
+from kvpolicies.eval.study.prompts import check_words
+from kvpolicies.eval.tasks import ledger
 from kvpolicies.models.form import Form
 from kvpolicies.models.prompts import Prompts, user
 

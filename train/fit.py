@@ -24,7 +24,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor
 
 from kvpolicies.errors import UserError, caution
-from kvpolicies.eval import claims
+from kvpolicies.eval.study import locks as claims
 from kvpolicies.files import make_folder, writing_folder
 from kvpolicies.learned import saving
 from kvpolicies.learned.base import config_for, relevant, sampled

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval.provenance import describe_model, environment
+from kvpolicies.eval.study.provenance import describe_model, environment
 from kvpolicies.files import is_number, make_folder, parts_of, read_json, write_json
 from kvpolicies.learned.scorer import Scorer
 from kvpolicies.train.recipe import Recipe

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval import ledger
+from kvpolicies.eval.tasks import ledger
 from kvpolicies.files import parse_json, read_lines
 from kvpolicies.models.form import AUTO, Form
 from kvpolicies.train.documents import Encode, Record, columns_of, encoder, ledger_encoder

@@ -21,17 +21,11 @@ from typing import TYPE_CHECKING, Any
 from kvpolicies import room
 from kvpolicies.config import MODES, split_list
 from kvpolicies.errors import UserError
-from kvpolicies.eval.bench_table import print_table, read_rows, write_csv
-from kvpolicies.eval.commands.deployed import (
-    budgets_of,
-    numbers,
-    settled,
-    sinks,
-    whole_number,
-)
-from kvpolicies.eval.provenance import check_makeable
-from kvpolicies.eval.results import open_whole
-from kvpolicies.eval.units import parse_bytes
+from kvpolicies.eval.bench.options import budgets_of, numbers, settled, sinks, whole_number
+from kvpolicies.eval.bench.table import print_table, read_rows, write_csv
+from kvpolicies.eval.display.bytesize import parse_bytes
+from kvpolicies.eval.study.provenance import check_makeable
+from kvpolicies.eval.study.results import open_whole
 from kvpolicies.files import make_folder, naming, read_json, write_json
 
 if TYPE_CHECKING:
@@ -77,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures what is missing, writes and prints the table."""
-    from kvpolicies.eval import claims
+    from kvpolicies.eval.study import locks as claims
 
     args = settled(args)
     policies, budgets = split_list(args.policies), budgets_of(args)
@@ -95,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         _asked(out, args)
         claims.check_free(out)
     _check_values(policies)
-    from kvpolicies.eval.bench import Load
+    from kvpolicies.models.memory import Load
 
     loads = [Load(size, args.prompt, args.new) for size in sizes]
     if args.predict_only:
@@ -121,7 +115,7 @@ def _measured(
     out: Path, asked: dict[str, Any], kind: Any, run_cell: Callable[..., Any], todo: Any
 ) -> list[Any]:
     """A row a cell: those that the folder holds, and those that are missing, measured now."""
-    from kvpolicies.eval.provenance import environment
+    from kvpolicies.eval.study.provenance import environment
 
     if not (out / RUN).exists():
         write_json(out / RUN, {"bench": asked, "environment": environment()})
@@ -143,7 +137,7 @@ def _measured(
 
 def _measuring(args: argparse.Namespace, memory: int) -> tuple[Any, Callable[..., Any]]:
     """What a cell's row is, and how it is measured: rows that all run to the end."""
-    from kvpolicies.eval.bench import Row, measure
+    from kvpolicies.eval.bench.run import Row, measure
 
     split = not args.no_split
     given = {"repeats": args.repeats, "step": args.step, "with_split": split, "memory": memory}
@@ -154,7 +148,7 @@ def _serving(args: argparse.Namespace, policies: list[str]) -> tuple[Any, Callab
     """The same for requests of many lengths, served both ways."""
     from rich import print as say
 
-    from kvpolicies.eval.replacement import Queue, Served, parse_tail, serve
+    from kvpolicies.eval.bench.replacement import Queue, Served, parse_tail, serve
 
     if args.requests < 1 or "transformers" in policies:
         raise UserError("--requests: needs at least one, and policies of ours alone")
@@ -177,8 +171,7 @@ def _cells(policies: list[str], budgets: "list[BudgetSpec]", loads: list[Any]) -
 
 def _check(args: argparse.Namespace, policies: list[str], budgets: "list[BudgetSpec]") -> None:
     """Refuses what cannot run, before anything is loaded or written."""
-    from kvpolicies.eval import presets
-    from kvpolicies.models import loading
+    from kvpolicies.models import loading, presets
     from kvpolicies.registry import check
 
     if args.tail is not None and args.requests is None:
@@ -215,7 +208,7 @@ def _check_values(policies: list[str]) -> None:
 
 
 def _config(args: argparse.Namespace) -> Any:
-    from kvpolicies.eval.presets import preset
+    from kvpolicies.models.presets import preset
 
     name = args.random or "small"
     if not name.endswith(".json"):
@@ -262,7 +255,7 @@ def _predicted(
 ) -> list[dict[str, Any]]:
     import torch
 
-    from kvpolicies.eval.memory import largest_batch, meta_model, predict
+    from kvpolicies.models.memory import largest_batch, meta_model, predict
 
     dtype = getattr(torch, args.dtype)
     model = _model(args) if args.model else meta_model(_config(args), dtype)
@@ -294,7 +287,7 @@ def _asked(out: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _plots(out: Path, rows: list[Any], model: Any, like: "BudgetSpec") -> None:
-    from kvpolicies.eval.bench_plots import memory_against_length, throughput_against_batch
+    from kvpolicies.eval.bench.plots import memory_against_length, throughput_against_batch
 
     throughput_against_batch(out / "throughput.png", rows)
     memory_against_length(out / "memory.png", rows, model, like)

@@ -9,14 +9,14 @@ from typing import Any
 from kvpolicies.config import Deployment, from_args, read_yaml
 from kvpolicies.config import add_arguments as add_options
 from kvpolicies.errors import UserError, cut, shown
-from kvpolicies.eval.deployment import kernels
-from kvpolicies.eval.provenance import check_makeable
+from kvpolicies.eval.study.provenance import check_makeable
 from kvpolicies.files import make_folder, parse_lines, read_lines
 from kvpolicies.models import loading
 from kvpolicies.models.form import RAW
 from kvpolicies.models.prompts import Prompts, user
 from kvpolicies.models.tokens import some, unknown
 from kvpolicies.registry import resolve
+from kvpolicies.serve.deployment import kernels
 from kvpolicies.streams import say
 
 

@@ -12,9 +12,10 @@ import argparse
 from pathlib import Path
 
 from kvpolicies import config
-from kvpolicies.eval import claims, terminal
+from kvpolicies.eval.display import terminal
 from kvpolicies.eval.revisit.config import Revisit
 from kvpolicies.eval.revisit.run import run as analyse
+from kvpolicies.eval.study import locks as claims
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

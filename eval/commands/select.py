@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any
 from kvpolicies import config
 from kvpolicies.config import option
 from kvpolicies.errors import UserError
-from kvpolicies.eval.selection.sources import read_source
-from kvpolicies.eval.units import parse_bytes
+from kvpolicies.eval.display.bytesize import parse_bytes
+from kvpolicies.eval.select.sources import read_source
 from kvpolicies.files import check_free
 
 if TYPE_CHECKING:
-    from kvpolicies.eval.selection.candidates import Load
-    from kvpolicies.eval.selection.choice import Choice
-    from kvpolicies.eval.selection.evidence import Evidence
+    from kvpolicies.eval.select.decision import Choice
+    from kvpolicies.eval.select.evidence import Evidence
+    from kvpolicies.models.memory import Load
 
 CANNOT_TELL, NOTHING = 3, 4
 """Exit statuses beside 0 and 2."""
@@ -105,9 +105,10 @@ def run(args: argparse.Namespace) -> int:
     check_free(record, "--json", args.force)
     for folder in args.studies:
         read_source(Path(folder))  # what is no study is refused before seconds of imports
-    from kvpolicies.eval.selection import candidates, choice, evidence
-    from kvpolicies.eval.selection.choice import CHOSEN, NONE, Limits
-    from kvpolicies.eval.selection.deploying import write_files
+    from kvpolicies.eval.select import candidates, evidence
+    from kvpolicies.eval.select import decision as choice
+    from kvpolicies.eval.select.decision import CHOSEN, NONE, Limits
+    from kvpolicies.eval.select.deploying import write_files
 
     limits = Limits(memory, wanted.least_accuracy, wanted.largest_loss, wanted.tolerance)
     seen = evidence.read(args.studies, wanted.model)
@@ -138,7 +139,7 @@ def _flag(name: str) -> str:
 
 
 def _load(wanted: Wanted, seen: "Evidence") -> "Load":
-    from kvpolicies.eval.selection.candidates import Load
+    from kvpolicies.models.memory import Load
 
     prompt = wanted.prompt_tokens or seen.prompt_tokens
     if not prompt:
@@ -152,8 +153,8 @@ def _model(seen: "Evidence") -> Any:
     """The studies' model, with shapes and without weights."""
     import torch
 
-    from kvpolicies.eval.memory import meta_model
     from kvpolicies.models.loading import load_config
+    from kvpolicies.models.memory import meta_model
 
     return meta_model(load_config(seen.study.model), getattr(torch, seen.study.dtype))
 
@@ -167,9 +168,9 @@ def _told(
     paths: tuple[Path, Path],
 ) -> tuple[dict[Path, str], list[str]]:
     """(texts by path, sentences)."""
-    from kvpolicies.eval.selection.cautions import cautions
-    from kvpolicies.eval.selection.deploying import deploy_yaml, selection_json
-    from kvpolicies.eval.selection.explaining import sentences
+    from kvpolicies.eval.select.cautions import cautions
+    from kvpolicies.eval.select.deploying import deploy_yaml, selection_json
+    from kvpolicies.eval.select.explaining import sentences
 
     command = shlex.join(["kvpolicies", *sys.argv[1:]])
     said = sentences(made)
@@ -183,8 +184,8 @@ def _told(
 
 
 def _print(seen: "Evidence", made: "Choice", left_out: dict[Any, str], said: Sequence[str]) -> None:
-    from kvpolicies.eval.selection import tables
-    from kvpolicies.eval.selection.benches import label
+    from kvpolicies.eval.select import tables
+    from kvpolicies.eval.select.benches import label
 
     tables.print_tables(seen, made)
     for cell, why in left_out.items():

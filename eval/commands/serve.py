@@ -12,10 +12,10 @@ from typing import Any
 from kvpolicies.config import Deployment, from_args, option, read_yaml
 from kvpolicies.config import add_arguments as add_options
 from kvpolicies.errors import UserError
-from kvpolicies.eval.deployment import kernels
 from kvpolicies.models import loading
 from kvpolicies.positions import check_positions, reach
 from kvpolicies.registry import resolve
+from kvpolicies.serve.deployment import kernels
 
 KEY = "KVPOLICIES_API_KEY"
 NEEDED = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus_client"}

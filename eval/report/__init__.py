@@ -5,8 +5,7 @@ the page is still whole. The same numbers feed summary.csv, pairs.csv, table.tex
 table on the terminal (`table`). docs/report.md says what stands where.
 """
 
-from kvpolicies.eval.plots import data_uri
 from kvpolicies.eval.report.page import NAME, write_report
 from kvpolicies.eval.report.table import notes, table
 
-__all__ = ["NAME", "data_uri", "notes", "table", "write_report"]
+__all__ = ["NAME", "notes", "table", "write_report"]

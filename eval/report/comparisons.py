@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvpolicies.eval.pairs import Pair
 from kvpolicies.eval.report.table import Entry
-from kvpolicies.eval.study import Study
+from kvpolicies.eval.study.config import Study
+from kvpolicies.eval.study.pairs import Pair
 
 HEADINGS = ("policy", "minus", "budget", "difference", "p", "p, Holm", "told apart")
 

@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kvpolicies.eval.measures import Measure, Row
-from kvpolicies.eval.report import order
-from kvpolicies.eval.study import Study
-from kvpolicies.eval.summary import Summary, by_cell
+from kvpolicies.eval.report import sorting as order
+from kvpolicies.eval.study.config import Study
+from kvpolicies.eval.study.summary import Summary, by_cell
+from kvpolicies.eval.tasks.measures import Measure, Row
 
 MOST_PROBLEMS = 500
 MOST_MARKS = 40_000

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvpolicies.eval.display.escape import visible
 from kvpolicies.eval.report import table
-from kvpolicies.eval.report.visible import visible
-from kvpolicies.eval.study import Study
-from kvpolicies.eval.summary import Summary
+from kvpolicies.eval.study.config import Study
+from kvpolicies.eval.study.summary import Summary
 from kvpolicies.files import write_text
 
 NAME = "table.tex"

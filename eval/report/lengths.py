@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from kvpolicies.eval.measures import Row
-from kvpolicies.eval.study import Study
-from kvpolicies.eval.summary import Summary, by_cell
+from kvpolicies.eval.study.config import Study
+from kvpolicies.eval.study.summary import Summary, by_cell
+from kvpolicies.eval.tasks.measures import Row
 
 WIDTH = 240
 """Of the picture, in pixels."""

@@ -6,29 +6,35 @@ from typing import Any
 
 from markupsafe import Markup
 
-from kvpolicies.eval import (
+from kvpolicies.eval.display.bytesize import size
+from kvpolicies.eval.display.escape import visible
+from kvpolicies.eval.display.pages import render
+from kvpolicies.eval.report import (
     analysis,
-    asked,
+    comparisons,
     foreword,
-    lookahead,
+    grid,
+    latex,
+    lengths,
     pareto,
     plots,
-    provenance,
-    words,
+    samples,
+    table,
 )
-from kvpolicies.eval.analysis import Analysis
-from kvpolicies.eval.measures import Row
-from kvpolicies.eval.records import Grid
-from kvpolicies.eval.report import comparisons, grid, latex, lengths, order, origin, samples, table
-from kvpolicies.eval.report.visible import visible
-from kvpolicies.eval.results import find_rows
-from kvpolicies.eval.study import Study
-from kvpolicies.eval.summary import Summary
-from kvpolicies.eval.units import size
+from kvpolicies.eval.report import findings as words
+from kvpolicies.eval.report import provenance_view as origin
+from kvpolicies.eval.report import sorting as order
+from kvpolicies.eval.report.analysis import Analysis
+from kvpolicies.eval.study import asked, lookahead, provenance
+from kvpolicies.eval.study.config import Study
+from kvpolicies.eval.study.records import Grid
+from kvpolicies.eval.study.results import find_rows
+from kvpolicies.eval.study.summary import Summary
+from kvpolicies.eval.tasks.measures import Row
 from kvpolicies.files import write_text
 
 NAME = "report.html"
-_HERE = Path(__file__).parent
+TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
 def write_report(folder: Path, study: Study) -> list[Summary]:
@@ -44,7 +50,8 @@ def write_report(folder: Path, study: Study) -> list[Summary]:
     latex.write(folder / latex.NAME, study, found.cells)
     draws = plots.against_budget(study, found.cells) | pareto.plot(study, found.cells)
     pictures = plots.write_plots(folder, draws)
-    page = _render(
+    page = render(
+        TEMPLATE,
         **_results(study, found, rows, asked.read(record, str(folder / provenance.NAME)), dropped),
         **_pictures(study, found.cells, pictures),
         **_origin(record),
@@ -113,24 +120,3 @@ def _origin(record: dict[str, Any]) -> dict[str, Any]:
         "environments": origin.environments(record),
         "machines": len(record.get("environments", [])),
     }
-
-
-def _render(**context: Any) -> str:
-    return _environment().get_template("page.html.j2").render(**context)
-
-
-def _environment() -> Any:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    return Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_finalized,
-    )
-
-
-def _finalized(value: Any) -> Any:
-    return visible(value) if type(value) is str else value

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from kvpolicies.eval.measures import Measure, Row
-from kvpolicies.eval.report import grid, order
-from kvpolicies.eval.report.visible import visible
-from kvpolicies.eval.study import Study
-from kvpolicies.eval.summary import FULL, Summary, by_cell
-from kvpolicies.eval.texts import KEY, POINTS
+from kvpolicies.eval.display.escape import visible
+from kvpolicies.eval.report import grid
+from kvpolicies.eval.report import sorting as order
+from kvpolicies.eval.study.config import Study
+from kvpolicies.eval.study.summary import FULL, Summary, by_cell
+from kvpolicies.eval.study.texts import KEY, POINTS
+from kvpolicies.eval.tasks.measures import Measure, Row
 
 MOST_PROBLEMS = 6
 MOST_TOKENS = 60_000

@@ -4,12 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvpolicies.eval import controls, lookahead
-from kvpolicies.eval.study import Study
-from kvpolicies.eval.summary import Summary
-from kvpolicies.eval.units import size
-
-SPEED = "CPU ms/token"
+from kvpolicies.eval.display.bytesize import size
+from kvpolicies.eval.study import controls, lookahead
+from kvpolicies.eval.study.config import Study
+from kvpolicies.eval.study.summary import SPEED, Summary
 
 
 class Entry(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kvpolicies.eval.plots import DARK, LIGHT, MARKERS, save
+from kvpolicies.eval.display.figures import DARK, LIGHT, MARKERS, new_figure, save
 from kvpolicies.eval.revisit.attention import BINS, bounds
 from kvpolicies.eval.revisit.summary import CLASSES
 
@@ -45,11 +45,7 @@ def write_figures(
 
 
 def _draw(path: Path, draw: Callable[[Any], None], colours: Mapping[str, str]) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.2, 4.0), dpi=110, layout="constrained", facecolor=colours["paper"])
-    FigureCanvasAgg(figure)
+    figure = new_figure((8.2, 4.0), 110, colours)
     draw(figure)
     for axes in figure.axes:
         _dress(axes, colours)

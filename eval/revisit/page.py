@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvpolicies.eval import provenance
-from kvpolicies.eval.report import data_uri
+from kvpolicies.eval.display.figures import data_uri
+from kvpolicies.eval.display.pages import render
 from kvpolicies.eval.revisit import summary as summaries
 from kvpolicies.eval.revisit.config import Revisit
 from kvpolicies.eval.revisit.figures import CAPTIONS, pages, write_figures
 from kvpolicies.eval.revisit.summary import losses_table
-from kvpolicies.files import read_text, write_text
+from kvpolicies.eval.study import provenance
+from kvpolicies.files import write_text
 
 __all__ = ["NAME", "losses_table", "write"]
 
@@ -19,7 +20,7 @@ NAME = "revisit.html"
 SHOWN = 3
 """Traces whose text is on the page."""
 SHADES = 9
-_TEMPLATE = Path(__file__).parent / "revisit.html.j2"
+_TEMPLATE = Path(__file__).with_name("revisit.html.j2")
 
 
 def write(folder: Path, config: Revisit, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -28,7 +29,8 @@ def write(folder: Path, config: Revisit, rows: Sequence[Mapping[str, Any]]) -> d
     summaries.write(folder, summary, rows)
     written = write_figures(folder, summary, rows[0]["picture"])
     headings, lines = losses_table(summary)
-    page = _render(
+    page = render(
+        _TEMPLATE,
         title=f"Thought revisiting: {config.model}",
         sentences=summary["sentences"],
         headings=headings,
@@ -62,12 +64,3 @@ def _text(row: Mapping[str, Any]) -> dict[str, Any]:
         tokens.append({"piece": piece, "shade": shade, "hint": hint})
     first = row["prompt_tokens"]
     return {"id": row["id"], "prompt": tokens[:first], "new": tokens[first:], "most": most}
-
-
-def _render(**context: Any) -> str:
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(read_text(_TEMPLATE)).render(**context)

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from kvpolicies.adapter import Watched, uncached_forward, watched_dense
 from kvpolicies.errors import UserError
-from kvpolicies.eval.results import whole_lines
 from kvpolicies.eval.revisit.attention import LOSSES, LayerFigures, look
 from kvpolicies.eval.revisit.config import Rule
 from kvpolicies.eval.revisit.evictions import Evictions
 from kvpolicies.eval.revisit.setting import Analysis
 from kvpolicies.eval.revisit.space import Sample, mean_cosines, unrotated
 from kvpolicies.eval.revisit.traces import Trace
+from kvpolicies.eval.study.results import whole_lines
 from kvpolicies.files import read_bytes
 from kvpolicies.rope import Rope
 

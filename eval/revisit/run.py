@@ -13,11 +13,12 @@ from typing import Any
 from tqdm import tqdm
 
 from kvpolicies import streams
-from kvpolicies.eval import asked, claims, provenance
-from kvpolicies.eval.results import NAME as RESULTS
-from kvpolicies.eval.results import open_whole
 from kvpolicies.eval.revisit.config import Revisit
 from kvpolicies.eval.revisit.traces import Source, encode, find
+from kvpolicies.eval.study import asked, provenance
+from kvpolicies.eval.study import locks as claims
+from kvpolicies.eval.study.results import NAME as RESULTS
+from kvpolicies.eval.study.results import open_whole
 from kvpolicies.models import loading
 
 Row = dict[str, Any]

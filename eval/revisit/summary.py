@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from kvpolicies.eval import stats
 from kvpolicies.eval.revisit.attention import BINS, LOSSES, bounds
 from kvpolicies.eval.revisit.config import DEFINITIONS, Revisit
 from kvpolicies.eval.revisit.space import COSINES
+from kvpolicies.eval.stats import intervals as stats
 from kvpolicies.files import write_csv, write_text
 
 Row = Mapping[str, Any]

@@ -1,7 +1,7 @@
 """Where traces come from: ledger problems, worked solutions, or what `full` wrote in a study.
 
 `find` reads files before any model is loaded; `encode` makes tokens of what it found. Prompts are
-those that `compare` would give, in the same form (eval/prompts.py).
+those that `compare` would give, in the same form (eval/study/prompts.py).
 """
 
 import json
@@ -11,13 +11,13 @@ from typing import Any
 
 from kvpolicies.config import from_mapping
 from kvpolicies.errors import UserError, caution
-from kvpolicies.eval import asked, prompts, provenance
-from kvpolicies.eval.records import Grid
-from kvpolicies.eval.results import FULL, Key, find_rows, shards
-from kvpolicies.eval.results import NAME as RESULTS
 from kvpolicies.eval.revisit.config import Revisit
-from kvpolicies.eval.study import Study
-from kvpolicies.eval.tasks import Problem, fingerprint
+from kvpolicies.eval.study import asked, prompts, provenance
+from kvpolicies.eval.study.config import Study
+from kvpolicies.eval.study.records import Grid
+from kvpolicies.eval.study.results import FULL, Key, find_rows, shards
+from kvpolicies.eval.study.results import NAME as RESULTS
+from kvpolicies.eval.tasks.task import Problem, fingerprint
 from kvpolicies.models.form import KEYS as FORM
 
 
@@ -60,7 +60,7 @@ def find(config: Revisit) -> tuple[Revisit, Source]:
     if config.traces == "ledger":
         name = config.model or "embedded"
         study = Study(model=name, length=config.length, **asks)
-        source = Source(study, study.entry.load(study), None)
+        source = Source(study, study.load(), None)
     elif path.is_dir() or path.name == RESULTS:
         source = _generations(path if path.is_dir() else path.parent)
         name = source.study.model
@@ -81,7 +81,7 @@ def find(config: Revisit) -> tuple[Revisit, Source]:
             max_new_tokens=config.max_new_tokens,
             **asks,
         )
-        source = Source(study, study.entry.load(study), None)
+        source = Source(study, study.load(), None)
     chosen = source.problems[config.skip : config.skip + config.problems]
     if not chosen:
         raise UserError(
@@ -130,7 +130,7 @@ def _generations(folder: Path) -> Source:
         raise UserError(f"traces {folder}: no study's folder: {error}") from None
     values, before = known["study"], known["problems_fingerprint"]
     study = from_mapping(Study, values, f"traces {folder}: {provenance.NAME}")
-    problems = {problem.id: problem for problem in study.entry.load(study)}
+    problems = {problem.id: problem for problem in study.load()}
     if fingerprint(list(problems.values())) != before:
         raise UserError(f"traces {folder}: {study.data} has changed since the study was run")
     if not shards(folder):

@@ -1,7 +1,7 @@
 """The embedded model: a 0.6 M parameter Qwen3 that solves ledger problems, shipped in the package.
 
 It makes a study mean something on a laptop: no download, seconds to run, one right trace a problem.
-``kvpolicies.eval.train_embedded`` recreates it; its model card lies beside the weights.
+``kvpolicies.train.embedded.run`` recreates it; its model card lies beside the weights.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def assets(name: str = "ledger") -> Iterator[Path]:
     if missing:
         raise UserError(
             f"model embedded: {packaged} lacks {', '.join(missing)}; reinstall kvpolicies, or "
-            "recreate them with python -m kvpolicies.eval.train_embedded --out DIR"
+            "recreate them with python -m kvpolicies.train.embedded.run --out DIR"
         )
     with importlib.resources.as_file(packaged) as folder:
         yield folder

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvpolicies.eval import run
-from kvpolicies.eval.study import Study
+from kvpolicies.eval.study import run
+from kvpolicies.eval.study.config import Study
 
 SMALL = Study(
     policies=("streaming", "random"), budgets=("40",), problems=4, length=80, batch_size=2

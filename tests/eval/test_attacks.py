@@ -17,7 +17,7 @@ from contextlib import redirect_stderr, redirect_stdout
 import pytest
 
 from kvpolicies.cli import main
-from kvpolicies.eval.ledger import make_problem
+from kvpolicies.eval.tasks.ledger import make_problem
 from kvpolicies.models import embedded
 from tests.support import attacks
 from tests.support.attacks import Ground

@@ -11,7 +11,7 @@ import torch
 
 import kvpolicies
 from kvpolicies.errors import UserError
-from kvpolicies.eval import ledger
+from kvpolicies.eval.tasks import ledger
 
 pytest.importorskip("lm_eval", reason="not installed: pip install kvpolicies[lm-eval]")
 

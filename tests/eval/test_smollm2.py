@@ -13,9 +13,9 @@ import torch
 
 import kvpolicies
 from kvpolicies.errors import UserError
-from kvpolicies.eval import prompts, run
-from kvpolicies.eval.results import NAME, read_rows
-from kvpolicies.eval.study import Study
+from kvpolicies.eval.study import prompts, run
+from kvpolicies.eval.study.config import Study
+from kvpolicies.eval.study.results import NAME, read_rows
 from kvpolicies.learned.base import check_base, config_for
 from kvpolicies.learned.scorer import Scorer
 from kvpolicies.models import loading

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import kvpolicies
-from kvpolicies.eval.ledger import make_problem
+from kvpolicies.eval.tasks.ledger import make_problem
 from kvpolicies.models import embedded
 from tests.support.servers import Server, server, until
 

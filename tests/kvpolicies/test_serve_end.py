@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from kvpolicies.eval.ledger import make_problem
+from kvpolicies.eval.tasks.ledger import make_problem
 from tests.support.servers import BROKEN, server, until
 
 openai = pytest.importorskip("openai")

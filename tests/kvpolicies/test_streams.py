@@ -69,7 +69,7 @@ def test_an_encoding_that_lacks_letters_gets_escapes(tmp_path):
     )  # fmt: skip
     assert done.returncode == 2 and rb"\u03bb.yaml: no valid YAML" in done.stderr
     script = (
-        "from kvpolicies import streams; from kvpolicies.eval.terminal import print_table\n"
+        "from kvpolicies import streams; from kvpolicies.eval.display.terminal import print_table\n"
         "streams.steady(); print_table('λ', ['–'], [['×']])"
     )
     done = subprocess.run(
@@ -101,12 +101,12 @@ def test_files_are_read_and_written_in_one_place():
     allowed = {
         "kvpolicies/files.py",
         "kvpolicies/streams.py",  # /dev/null, for closed streams
-        "eval/results.py",  # appends rows
-        "eval/claims.py",  # locks
-        "eval/sandbox_child.py",  # pipes of the sandbox
-        "eval/provenance.py",  # /proc/cpuinfo, if it is there
+        "eval/study/results.py",  # appends rows
+        "eval/study/locks.py",  # locks
+        "eval/sandbox/child.py",  # pipes of the sandbox
+        "eval/study/provenance.py",  # /proc/cpuinfo, if it is there
         "kvpolicies/room.py",  # the memory of a control group, if there is one
-        "eval/sandbox.py",  # what code in the sandbox must not do
+        "eval/sandbox/running.py",  # what code in the sandbox must not do
     }
     root = Path(__file__).resolve().parents[2]
     words = (".read_text(", ".write_text(", ".read_bytes(", ".write_bytes(", " = open(",

@@ -7,8 +7,8 @@ import torch
 
 import kvpolicies
 from kvpolicies.errors import UserError
-from kvpolicies.eval import ledger
-from kvpolicies.eval.study import Study
+from kvpolicies.eval.study.config import Study
+from kvpolicies.eval.tasks import ledger
 from kvpolicies.learned.config import KINDS
 from kvpolicies.learned.policy import ASSETS
 from kvpolicies.models import embedded

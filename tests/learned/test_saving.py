@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 
 import kvpolicies
 from kvpolicies.errors import UserError
-from kvpolicies.eval.memory import meta_model
 from kvpolicies.learned import scorer as module
 from kvpolicies.learned.base import bind, check_base, config_for, fingerprint
 from kvpolicies.learned.config import KINDS
 from kvpolicies.learned.scorer import Scorer
+from kvpolicies.models.memory import meta_model
 from kvpolicies.registry import resolve
 from tests.kvpolicies.test_families import model_of
 from tests.support.models import prompts, tiny

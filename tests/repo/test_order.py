@@ -2,9 +2,10 @@
 
 kernels < kvpolicies < {beacon, learned} < eval < train: each room imports to its left only. Every
 import counts, also one inside a function, under TYPE_CHECKING, or spelt as a string such as
-"kvpolicies.eval.compare". The tables of strings that keep the arrows from running back (the dicts
-at the top of registry.py and cli.py) are the one exemption. The checker is itself checked on
-made-up trees.
+"kvpolicies.eval.commands.compare". The tables of
+strings that keep the arrows from running back (the dicts at the top of registry.py and cli.py) are
+the one exemption. Inside eval: {display, stats, sandbox} < tasks < study < {report, select,
+revisit, bench} < {commands, harness}. The checker is itself checked on made-up trees.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ MAY_IMPORT = {
     "eval": {"kernels", "kvpolicies", "beacon", "learned", "eval"},
     "train": {"kernels", "kvpolicies", "beacon", "learned", "eval", "train"},
 }
+# Inside eval each room imports to its left only; those of one rank never import each other.
+RANKS = ({"display", "stats", "sandbox"}, {"tasks"}, {"study"}, {"report", "select", "revisit",
+         "bench"}, {"commands", "harness"})  # fmt: skip
+RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 TABLES = {"kvpolicies/registry.py", "kvpolicies/cli.py"}
 
 # What only some files may import: a dotted prefix -> the files or folders that may.
@@ -81,7 +86,9 @@ def complaint(file: str, name: str) -> str | None:
         return f"bare name of a room: import kvpolicies.{parts[0]}"
     if parts[0] == "kvpolicies":
         target = parts[1] if len(parts) > 1 and parts[1] in MAY_IMPORT else "kvpolicies"
-        return None if target in MAY_IMPORT[room] else f"{room} may not import {target}"
+        if target not in MAY_IMPORT[room]:
+            return f"{room} may not import {target}"
+        return _inside_eval(file, parts[2:]) if room == target == "eval" else None
     if room == "kernels" and parts[0] not in {"torch", "triton"} | sys.stdlib_module_names:
         return "kernels import torch, triton and the standard library only"
     if parts[0] in ONLY_IN and not file.startswith(ONLY_IN[parts[0]]):
@@ -90,6 +97,17 @@ def complaint(file: str, name: str) -> str | None:
     if internal and not name.startswith(INTERNALS.get(file, ())):
         return f"transformers' internals are known in {', '.join(INTERNALS)} only"
     return None
+
+
+def _inside_eval(file: str, parts: list[str]) -> str | None:
+    """Says why a file of eval may not import what lies at `parts` in eval, if it may not."""
+    own = file.split("/")[1].removesuffix(".py")
+    if own == "__init__" or not parts or parts[0] == own:
+        return None
+    for room in (own, parts[0]):
+        if room not in RANK:
+            return f"eval has no room {room}: {', '.join(RANK)}"
+    return None if RANK[parts[0]] < RANK[own] else f"eval's {own} may not import its {parts[0]}"
 
 
 def _is_submodule(name: str) -> bool:
@@ -135,12 +153,17 @@ BAD = [
     ("learned/a.py", "from kvpolicies.beacon import x", "may not import beacon"),
     ("beacon/a.py", "import kvpolicies.eval", "may not import eval"),
     (
-        "eval/a.py",
+        "eval/study/a.py",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import kvpolicies.train",
         "",
     ),
     ("kernels/a.py", "import numpy", "torch, triton"),
     ("kernels/a.py", "from kvpolicies.budget import Budget", "may not import kvpolicies"),
+    ("eval/study/a.py", "from kvpolicies.eval.report import x", "its report"),
+    ("eval/tasks/a.py", "def f(x: 'kvpolicies.eval.study.config'): ...", "its study"),
+    ("eval/select/a.py", "import kvpolicies.eval.bench.run", "its bench"),
+    ("eval/stats/a.py", "from kvpolicies.eval import sandbox", "its sandbox"),
+    ("eval/loose.py", "import kvpolicies.eval.stats", "no room loose"),
     ("eval/a.py", "from . import b", "relative"),
     ("eval/a.py", "import kernels", "bare name"),
     ("eval/a.py", "from train.data import x", "bare name"),
@@ -160,7 +183,7 @@ GOOD = [
         "kvpolicies/a.py",
         "from kvpolicies.kernels.b import f\nfrom kvpolicies.errors import UserError",
     ),
-    ("kvpolicies/a.py", '"""See kvpolicies.eval.compare for the study."""'),
+    ("kvpolicies/a.py", '"""See kvpolicies.eval.commands.compare for the study."""'),
     (
         "kvpolicies/a.py",
         "import transformers\nfrom transformers import Cache\ntransformers.__version__",
@@ -169,11 +192,16 @@ GOOD = [
     ("kvpolicies/cache.py", "from transformers.cache_utils import CacheLayerMixin"),
     ("kvpolicies/registry.py", "TABLE = {'beacon': 'kvpolicies.beacon.policy:Beacon'}"),
     ("kvpolicies/registry.py", "GROUP = 'kvpolicies.policies'"),
-    ("kvpolicies/cli.py", "COMMANDS = {'compare': 'kvpolicies.eval.compare:COMMAND'}"),
-    ("kvpolicies/cli.py", "COMMANDS = {'compare': ('kvpolicies.eval.compare', 'the main job')}"),
+    ("kvpolicies/cli.py", "COMMANDS = {'compare': 'kvpolicies.eval.commands.compare:COMMAND'}"),
+    (
+        "kvpolicies/cli.py",
+        "COMMANDS = {'compare': ('kvpolicies.eval.commands.compare', 'the main job')}",
+    ),
     ("beacon/a.py", "import kvpolicies.policy"),
     ("eval/a.py", "import kvpolicies.beacon.fps, kvpolicies.learned.scorer"),
-    ("train/a.py", "import lightning, kvpolicies.eval.ledger"),
+    ("eval/commands/a.py", "from kvpolicies.eval.report import x"),
+    ("eval/report/a.py", "import kvpolicies.eval.report.b, kvpolicies.eval.study.c"),
+    ("train/a.py", "import lightning, kvpolicies.eval.tasks.ledger"),
     ("learned/scorer.py", "import xlstm"),
 ]
 

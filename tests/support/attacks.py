@@ -17,8 +17,8 @@ from typing import Any
 
 from kvpolicies.config import Deployment
 from kvpolicies.eval.revisit.config import Revisit
-from kvpolicies.eval.study import Study
-from kvpolicies.eval.tasks import Task
+from kvpolicies.eval.study.config import Study
+from kvpolicies.eval.tasks.task import Task
 from kvpolicies.train.recipe import Recipe
 from tests.support.spoilt import models, places, scorers, traces, words
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from kvpolicies.eval import provenance
-from kvpolicies.eval.results import Results
-from kvpolicies.eval.study import Study, cells
-from kvpolicies.eval.summary import FULL
-from kvpolicies.eval.tasks import Problem
+from kvpolicies.eval.study import provenance
+from kvpolicies.eval.study.config import Study, cells
+from kvpolicies.eval.study.results import Results
+from kvpolicies.eval.study.summary import FULL
+from kvpolicies.eval.tasks.task import Problem
 
 MODEL = {"class": "Made", "weights": "0123456789abcdef"}
 

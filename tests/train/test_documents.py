@@ -6,9 +6,10 @@ from typing import ClassVar
 import pytest
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval import ledger, prompts
-from kvpolicies.eval.study import Study
-from kvpolicies.eval.tasks import Problem
+from kvpolicies.eval.study import prompts
+from kvpolicies.eval.study.config import Study
+from kvpolicies.eval.tasks import ledger
+from kvpolicies.eval.tasks.task import Problem
 from kvpolicies.models import embedded
 from kvpolicies.models.form import Form
 from kvpolicies.train import sources

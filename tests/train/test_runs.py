@@ -17,7 +17,7 @@ from torch import Tensor
 
 import kvpolicies
 from kvpolicies.cli import main
-from kvpolicies.eval import ledger
+from kvpolicies.eval.tasks import ledger
 from kvpolicies.models import embedded
 
 pytest.importorskip("lightning")

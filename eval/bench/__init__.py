@@ -1,0 +1,1 @@
+"""What `kvpolicies bench` measures: speed and memory of policies on one model."""

@@ -1,0 +1,1 @@
+"""What results are shown with: tables, sizes, safe text, figures."""

@@ -1,0 +1,1 @@
+"""Code that a model wrote, run with nothing and never for long."""

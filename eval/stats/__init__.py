@@ -1,0 +1,1 @@
+"""Intervals, tests, power and bounds, all clustered by problem."""

@@ -1,0 +1,1 @@
+"""A study: its config, its cells, its runs and its result rows."""

@@ -1,0 +1,1 @@
+"""Tasks: where problems come from, how a model is asked, how a text is graded."""
