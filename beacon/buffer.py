@@ -12,21 +12,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvpolicies.beacon.keeper import Keeper, Observers
+from kvpolicies.beacon.query_memory import ObservationQueries, QueryMemory
 from kvpolicies.beacon.space import taken
 from kvpolicies.kernels.fps import farthest_points
-from kvpolicies.policy import Step, View
+from kvpolicies.policy import Observation, View
 from kvpolicies.transfer import on_device
 
 
 @dataclass(frozen=True)
-class QueryBuffer(Keeper):
+class QueryBuffer(QueryMemory):
     """How a row's buffer is filled and thinned; its counters are `count`, `beacons` and `late`.
 
     `selector` is `continual`, or `initial`, which keeps the first queries instead.
     """
 
-    def add(self, view: View, step: Step) -> None:
+    def add(self, view: View, step: Observation) -> None:
         """Takes in a step's n queries of every row."""
         n = step.positions.shape[1]
         early = [
@@ -40,7 +40,7 @@ class QueryBuffer(Keeper):
                 self._add_prompt(view, step, row, k)
             self._fix_beacons(view)  # of all rows, once all of them have taken their queries
 
-    def looking(self, view: View) -> Observers:
+    def looking(self, view: View) -> ObservationQueries:
         """Whatever the buffer holds: the fixed beacons, and the recents behind them."""
         marks, when = counters(view), view.state["when"]
         place = torch.arange(self.size, device=when.device)
@@ -57,7 +57,7 @@ class QueryBuffer(Keeper):
         moved = self.space.looking_from(view.rope, raw, positions[:, :most].clamp_min(0))
         moved = torch.where(is_beacon[:, None, None, :most, None], moved, held)
         queries = torch.cat([moved, late], dim=3)
-        return Observers(queries, positions, place < count)
+        return ObservationQueries(queries, positions, place < count)
 
     def thin(self, view: View, rows: list[int], keep: int) -> None:
         """Thins the buffers of `rows` down to `keep` queries where they hold more."""
@@ -91,7 +91,7 @@ class QueryBuffer(Keeper):
                 view.counters[row].update(late=int(stay > 0), beacons=fixed)
         self._fix_beacons(view)
 
-    def _add_one(self, view: View, step: Step, early: list[int]) -> None:
+    def _add_one(self, view: View, step: Observation, early: list[int]) -> None:
         """Decode: one query a row, all rows in one write."""
         marks = counters(view)
         queries, when = view.state["queries"], view.state["when"]
@@ -109,7 +109,7 @@ class QueryBuffer(Keeper):
         self.thin(view, full, self.n_beacon)
         self._fix_beacons(view)
 
-    def _add_prompt(self, view: View, step: Step, row: int, k: int) -> None:
+    def _add_prompt(self, view: View, step: Observation, row: int, k: int) -> None:
         """Prefill: n queries of one row; the first k may become beacons, the others are recents."""
         here = slice(row, row + 1)
         c = counters(view)[row]

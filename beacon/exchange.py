@@ -1,6 +1,6 @@
 """Beacons that are exchanged one by one, whenever a query comes that none of them stands for.
 
-The buffer of continual farthest-point sampling is thinned at its own beat, however little is new.
+The buffer of continual farthest-point sampling is thinned periodically, however little is new.
 Here a query that leaves the ring of the newest is measured at once: if even its closest beacon is
 farther from it than the two closest beacons are from one another, it revisits a direction without a
 beacon, and takes the later one's place.
@@ -13,23 +13,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from kvpolicies.beacon.keeper import Keeper, Observers
+from kvpolicies.beacon.query_memory import ObservationQueries, QueryMemory
 from kvpolicies.beacon.space import taken
-from kvpolicies.policy import Step, View
+from kvpolicies.policy import Observation, View
 
 # Candidates of a prompt that are measured against each other at once.
 PIECE = 128
 
 
 @dataclass(frozen=True)
-class Exchange(Keeper):
+class Exchange(QueryMemory):
     """Entries [0, n_beacon) are the beacons, the rest is a ring: position p at p % n_recent.
 
     The first `n_beacon` queries to leave the ring become beacons as they come. How many there are
     follows from the tokens seen, so nothing is counted.
     """
 
-    def add(self, view: View, step: Step) -> None:
+    def add(self, view: View, step: Observation) -> None:
         """In pieces: those who leave the ring are candidates, then the new queries enter it."""
         n = step.positions.shape[1]
         for first in range(0, n, PIECE):
@@ -40,7 +40,7 @@ class Exchange(Keeper):
                 self._retire(view, queries, positions, full=longest > self.size)
             self._enter(view, queries[:, :, :, -self.n_recent :], positions[:, -self.n_recent :])
 
-    def looking(self, view: View) -> Observers:
+    def looking(self, view: View) -> ObservationQueries:
         """All that is held."""
         queries, when = view.state["queries"], view.state["when"]
         m = self.n_beacon

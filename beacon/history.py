@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kvpolicies.beacon.keeper import Keeper, Observers
+from kvpolicies.beacon.query_memory import ObservationQueries, QueryMemory
 from kvpolicies.beacon.space import Space, taken
 from kvpolicies.errors import UserError
 from kvpolicies.kernels.fps import farthest_points
 from kvpolicies.kernels.kmeans import cluster_means, spherical_kmeans
-from kvpolicies.policy import Geometry, Step, View
+from kvpolicies.policy import Geometry, Observation, View
 
 
 @dataclass(frozen=True)
-class History(Keeper):
+class History(QueryMemory):
     """Every query of the sequence, position p at entry p; N is the longest sequence's length.
 
     Recents are the `n_recent` newest; beacons are the selector's choice of all older ones.
@@ -39,7 +39,7 @@ class History(Keeper):
             )
         return self._empty(geometry, geometry.length)
 
-    def add(self, view: View, step: Step) -> None:
+    def add(self, view: View, step: Observation) -> None:
         """Writes n queries of every row to their entries.
 
         Raises:
@@ -56,7 +56,7 @@ class History(Keeper):
         queries[row, :, :, step.positions] = fresh.to(queries.dtype)
         when[row, :, :, step.positions] = (step.positions + 1).to(when.dtype)[..., None, None]
 
-    def looking(self, view: View) -> Observers:
+    def looking(self, view: View) -> ObservationQueries:
         """Chooses beacons row by row: rows differ in length, and a row's choice is its own."""
         beacons = torch.cat([self._beacons(view, row) for row in range(len(view.seen))])
         older = (view.newest + 1 - self.n_recent)[:, None]  # [B, 1], negative: not even recents

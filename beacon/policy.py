@@ -8,8 +8,8 @@ from torch import Tensor
 from kvpolicies.beacon.buffer import QueryBuffer
 from kvpolicies.beacon.exchange import Exchange
 from kvpolicies.beacon.history import SELECTORS, History
-from kvpolicies.beacon.keeper import Keeper
 from kvpolicies.beacon.pooling import soft
+from kvpolicies.beacon.query_memory import QueryMemory
 from kvpolicies.beacon.space import Space
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
@@ -18,17 +18,17 @@ from kvpolicies.kernels.weights import observation_weights
 from kvpolicies.policy import (
     MOST_QUERIES,
     Geometry,
+    Observation,
     Policy,
     Schedule,
     Scores,
-    Step,
     View,
     whole,
 )
 
-# Who keeps the queries: by `refresh`, then by `selector`.
-KEEPERS: dict[str, dict[str, type[Keeper]]] = {
-    "beat": {
+# What keeps the queries: by `refresh`, then by `selector`.
+MEMORIES: dict[str, dict[str, type[QueryMemory]]] = {
+    "periodic": {
         "continual": QueryBuffer,
         "initial": QueryBuffer,
         **dict.fromkeys(SELECTORS, History),
@@ -37,9 +37,9 @@ KEEPERS: dict[str, dict[str, type[Keeper]]] = {
 }
 CHOICES = {
     "pool": ("max", "mean", "soft"),
-    "selector": tuple(KEEPERS["beat"]),
+    "selector": tuple(MEMORIES["periodic"]),
     "space": ("pre_rope", "post_rope"),
-    "refresh": tuple(KEEPERS),
+    "refresh": tuple(MEMORIES),
 }
 
 
@@ -84,13 +84,15 @@ class Beacon(Policy):
     """Where queries are compared; `post_rope` also leaves beacons at their own positions."""
     shared: bool = False
     """One set of beacons a KV group: the same time steps for all its query heads."""
-    refresh: str = "beat"
-    """`beat`, the paper's, thins the buffer whenever it is full; `revisit` exchanges one beacon
+    refresh: str = "periodic"
+    """`periodic`, the paper's, thins the buffer whenever it is full; `revisit` exchanges one beacon
     whenever a query comes that none of them stands for (see `Exchange`)."""
     faithful: bool = False
     """The paper's rule: the prompt stays, and no window beyond the recents."""
 
     def __post_init__(self) -> None:
+        if self.refresh == "beat":  # what older files call it
+            object.__setattr__(self, "refresh", "periodic")
         whole(self.n_beacon, 0, "beacon: n_beacon", MOST_QUERIES)
         whole(self.n_recent, 1, "beacon: n_recent", MOST_QUERIES)
         for option, allowed in CHOICES.items():
@@ -106,7 +108,7 @@ class Beacon(Policy):
                 f"beacon: temperature={self.temperature!r} needs pool='soft', got "
                 f"pool={self.pool!r}"
             )
-        if self.selector not in KEEPERS[self.refresh]:
+        if self.selector not in MEMORIES[self.refresh]:
             raise UserError(
                 f"beacon: refresh={self.refresh!r} needs selector='continual', got "
                 f"selector={self.selector!r}"
@@ -118,9 +120,9 @@ class Beacon(Policy):
         return self.space == "pre_rope"
 
     @property
-    def keeper(self) -> Keeper:
-        """Whoever keeps the queries."""
-        kind = KEEPERS[self.refresh][self.selector]
+    def memory(self) -> QueryMemory:
+        """The memory that keeps its queries."""
+        kind = MEMORIES[self.refresh][self.selector]
         return kind(self.n_beacon, self.n_recent, self.selector, Space(self.space, self.shared))
 
     def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
@@ -143,16 +145,16 @@ class Beacon(Policy):
         return self.faithful
 
     def init_state(self, geometry: Geometry) -> dict[str, Tensor]:
-        """See `Keeper`."""
-        return self.keeper.init_state(geometry)
+        """No queries yet."""
+        return self.memory.init_state(geometry)
 
-    def observe(self, view: View, step: Step) -> None:
-        """Feeds the keeper."""
-        self.keeper.add(view, step)
+    def observe(self, view: View, step: Observation) -> None:
+        """Feeds the memory."""
+        self.memory.add(view, step)
 
     def scores(self, view: View) -> Scores:
         """The pool, over group and observation queries, of their attention to each key."""
-        queries, positions, valid = self.keeper.looking(view)
+        queries, positions, valid = self.memory.looking(view)
         args = (queries, view.keys, positions, view.positions, view.softmax, valid)
         if self.pool != "soft":
             return observation_scores(*args, pool=self.pool)
@@ -162,5 +164,5 @@ class Beacon(Policy):
         return soft(weights, looking[:, None, None], self.temperature)
 
     def evicted(self, view: View) -> None:
-        """Tells the keeper."""
-        self.keeper.after_eviction(view)
+        """Tells the memory."""
+        self.memory.after_eviction(view)

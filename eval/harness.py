@@ -240,7 +240,7 @@ class PolicyLM(TemplateLM):
 
 
 def _sampling(asked: dict[str, Any]) -> dict[str, Any]:
-    """Of lm-eval's generation arguments, those that draw tokens."""
+    """Reads the sampling from lm-eval's generation arguments."""
     if not asked.get("do_sample"):
         return {}
     return {

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from kvpolicies.kernels.backend import suits
 from kvpolicies.kernels.decode import Decoded, decode_attention
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 
 # Queries handled at once: bounds the mask, however long the prompt.
 BLOCK = 256
 
 
 @dataclass(frozen=True)
-class Visible:
+class SlotMask:
     """Which slots each of n queries sees.
 
     A sliding window has `first` and `positions`; all heads hold the same positions then.
@@ -28,12 +28,12 @@ class Visible:
     positions: Tensor | None = None
     """[B, L] of the slots, where `first` is given."""
 
-    def blocks(self, n: int) -> "list[tuple[slice, Visible]]":
+    def blocks(self, n: int) -> "list[tuple[slice, SlotMask]]":
         """Cut into at most BLOCK of the n queries each."""
         if n <= BLOCK:
             return [(slice(0, n), self)]
         parts = [slice(i, min(i + BLOCK, n)) for i in range(0, n, BLOCK)]
-        return [(p, Visible(_at(self.last, p), _at(self.first, p), self.positions)) for p in parts]
+        return [(p, SlotMask(_at(self.last, p), _at(self.first, p), self.positions)) for p in parts]
 
     def mask(self, length: int) -> Tensor | None:
         """[B or 1, n, L] bool, or None if all is visible."""
@@ -52,7 +52,7 @@ def _at(x: Tensor | None, columns: slice) -> Tensor | None:
 
 
 def slot_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, visible: Visible, softmax: Softmax
+    queries: Tensor, keys: Tensor, values: Tensor, visible: SlotMask, softmax: LogitTransform
 ) -> Tensor:
     """softmax(q k^T) v over the slots that each query may see.
 
@@ -77,7 +77,7 @@ def slot_attention(
 
 
 def masked_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, softmax: Softmax
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, softmax: LogitTransform
 ) -> Tensor:
     """`slot_attention` under any `mask` [B or 1, H or 1, n, L] bool; None = all is visible."""
     b, h, g, n, d = queries.shape
@@ -93,7 +93,7 @@ def masked_attention(
 
 
 def slot_attention_with_weights(
-    queries: Tensor, keys: Tensor, values: Tensor, visible: Visible, softmax: Softmax
+    queries: Tensor, keys: Tensor, values: Tensor, visible: SlotMask, softmax: LogitTransform
 ) -> tuple[Tensor, Tensor]:
     """`slot_attention`, and its weights [B, H, G, n, L] in float32 (zero where not visible)."""
     if _decodes(queries, keys, values):
@@ -113,8 +113,8 @@ def _decoded(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
-    visible: Visible,
-    softmax: Softmax,
+    visible: SlotMask,
+    softmax: LogitTransform,
     weights: bool,
 ) -> Decoded:
     lengths = None if visible.last is None else (visible.last[:, 0] + 1).expand(len(queries))
@@ -127,7 +127,7 @@ def _decoded(
 
 
 def _weighted(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, softmax: Softmax
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, softmax: LogitTransform
 ) -> tuple[Tensor, Tensor]:
     b, h, g, n, d = queries.shape
     length = keys.shape[2]

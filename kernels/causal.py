@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvpolicies.kernels.backend import suits
 from kvpolicies.kernels.jit import ceil_div, dense, jit, power_of_2, tl
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 from kvpolicies.kernels.tiles import FLOOR, as_logits, product
 
 # Queries handled at once in torch: bounds the logits, however long the sequence.
@@ -36,7 +36,7 @@ BLOCKS = {
 def causal_lse(
     queries: Tensor,
     keys: Tensor,
-    softmax: Softmax,
+    softmax: LogitTransform,
     documents: Tensor | None = None,
     expires: Tensor | None = None,
 ) -> Tensor:
@@ -61,7 +61,7 @@ def causal_lse(
     return form(queries, keys, softmax, starts, expires)
 
 
-def grouped_logits(queries: Tensor, keys: Tensor, softmax: Softmax) -> Tensor:
+def grouped_logits(queries: Tensor, keys: Tensor, softmax: LogitTransform) -> Tensor:
     """[B, H, G, n, L] float32 of queries [B, H, G, n, D] and keys [B, H, L, D]."""
     b, h, g, n, d = queries.shape
     products = queries.float().reshape(b, h, g * n, d) @ keys.float().transpose(-1, -2)
@@ -71,7 +71,7 @@ def grouped_logits(queries: Tensor, keys: Tensor, softmax: Softmax) -> Tensor:
 def _reference(
     queries: Tensor,
     keys: Tensor,
-    softmax: Softmax,
+    softmax: LogitTransform,
     starts: Tensor | None,
     expires: Tensor | None,
 ) -> Tensor:
@@ -102,7 +102,7 @@ def _reference(
 def _triton(
     queries: Tensor,
     keys: Tensor,
-    softmax: Softmax,
+    softmax: LogitTransform,
     starts: Tensor | None,
     expires: Tensor | None,
 ) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvpolicies.kernels.backend import suits
 from kvpolicies.kernels.jit import ceil_div, dense, jit, power_of_2, tl
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 from kvpolicies.kernels.tiles import FLOOR, as_logits, product
 
 # (bytes a number of keys, D padded) -> (slots a tile, warps).
@@ -46,7 +46,7 @@ def decode_attention(
     keys: Tensor,
     values: Tensor,
     lengths: Tensor | None,
-    softmax: Softmax,
+    softmax: LogitTransform,
     *,
     first: Tensor | None = None,
     positions: Tensor | None = None,
@@ -68,7 +68,7 @@ def decode_attention(
 
 
 def _reference(
-    queries: Tensor, keys: Tensor, values: Tensor, lengths: Tensor | None, softmax: Softmax,
+    queries: Tensor, keys: Tensor, values: Tensor, lengths: Tensor | None, softmax: LogitTransform,
     first: Tensor | None, positions: Tensor | None, weights: bool,
 ) -> Decoded:  # fmt: skip
     q, k = queries[:, :, :, 0].float(), keys.float()
@@ -91,7 +91,7 @@ def _reference(
 
 
 def _triton(
-    queries: Tensor, keys: Tensor, values: Tensor, lengths: Tensor | None, softmax: Softmax,
+    queries: Tensor, keys: Tensor, values: Tensor, lengths: Tensor | None, softmax: LogitTransform,
     first: Tensor | None, positions: Tensor | None, weights: bool,
 ) -> Decoded:  # fmt: skip
     b, h, g, _, d = queries.shape

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from kvpolicies.kernels.causal import grouped_logits
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 
 # Queries handled at once: bounds the logits, however long the sequence.
 BLOCK = 128
 
 
-def future_mass(queries: Tensor, lse: Tensor, keys: Tensor, softmax: Softmax) -> Tensor:
+def future_mass(queries: Tensor, lse: Tensor, keys: Tensor, softmax: LogitTransform) -> Tensor:
     """The attention that recorded queries give to each key: the sum of exp(logit - lse).
 
     Args:

@@ -17,7 +17,7 @@ from torch import Tensor
 from kvpolicies.kernels.backend import suits
 from kvpolicies.kernels.causal import LOG2_E, absorbed, grouped_logits, natural
 from kvpolicies.kernels.jit import ceil_div, dense, jit, power_of_2, tl
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 from kvpolicies.kernels.tiles import FLOOR, as_logits, product
 
 # Keys handled at once in torch: bounds the logits, however long the sequence.
@@ -38,7 +38,7 @@ def future_log_mass(
     queries: Tensor,
     keys: Tensor,
     lse: Tensor,
-    softmax: Softmax,
+    softmax: LogitTransform,
     delay: int,
     documents: Tensor | None = None,
 ) -> Tensor:
@@ -71,7 +71,12 @@ def future_log_mass(
 
 
 def _reference(
-    queries: Tensor, keys: Tensor, lse: Tensor, softmax: Softmax, delay: int, ends: Tensor | None
+    queries: Tensor,
+    keys: Tensor,
+    lse: Tensor,
+    softmax: LogitTransform,
+    delay: int,
+    ends: Tensor | None,
 ) -> Tensor:
     """Block by block of keys; `ends` [B, S]: behind the last of each one's document."""
     length = keys.shape[2]
@@ -93,7 +98,12 @@ def _reference(
 
 
 def _triton(
-    queries: Tensor, keys: Tensor, lse: Tensor, softmax: Softmax, delay: int, ends: Tensor | None
+    queries: Tensor,
+    keys: Tensor,
+    lse: Tensor,
+    softmax: LogitTransform,
+    delay: int,
+    ends: Tensor | None,
 ) -> Tensor:
     b, h, g, length, d = queries.shape
     queries, keys, lse = dense(queries), dense(keys), lse.contiguous()

@@ -51,7 +51,7 @@ def _jit(fn: Callable, varying: Sequence[str]) -> Any:
 
 
 def triton_version() -> str | None:
-    """As "3.9.0"; None without Triton."""
+    """Triton's version, such as "3.9.0"; None without Triton."""
     return None if triton is None else str(triton.__version__)
 
 

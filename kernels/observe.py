@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvpolicies.kernels.backend import suits
 from kvpolicies.kernels.jit import ceil_div, dense, jit, power_of_2, tl
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 from kvpolicies.kernels.tiles import FLOOR, as_logits, product
 from kvpolicies.kernels.weights import weights_of
 
@@ -40,7 +40,7 @@ def observation_scores(
     keys: Tensor,
     query_positions: Tensor,
     key_positions: Tensor,
-    softmax: Softmax | float,
+    softmax: LogitTransform | float,
     valid: Tensor | None = None,
     pool: str = "max",
     per: str = "group",
@@ -67,10 +67,10 @@ def observation_scores(
     """
     if pool not in POOLS or per not in PER:
         raise ValueError(f"pool must be one of {POOLS} and per of {PER}, got {pool!r}, {per!r}")
-    if not isinstance(softmax, Softmax):
-        softmax = Softmax(softmax)
+    if not isinstance(softmax, LogitTransform):
+        softmax = LogitTransform(softmax)
     if per == "merged":
-        softmax = Softmax(softmax.scale, softmax.cap)
+        softmax = LogitTransform(softmax.scale, softmax.cap)
     form = _triton if suits(keys, queries) else _reference
     total = form(queries, keys, query_positions, key_positions, softmax, valid, pool, per)
     if pool != "mean":
@@ -84,7 +84,7 @@ def observation_scores(
 
 def _reference(
     queries: Tensor, keys: Tensor, query_positions: Tensor, key_positions: Tensor,
-    softmax: Softmax, valid: Tensor | None, pool: str, per: str,
+    softmax: LogitTransform, valid: Tensor | None, pool: str, per: str,
 ) -> Tensor:  # fmt: skip
     """Maximum or sum; a few rows at a time, whose weights stay in a CPU's cache."""
     b, h, g, n, _ = queries.shape
@@ -104,9 +104,9 @@ def _reference(
 
 def _triton(
     queries: Tensor, keys: Tensor, query_positions: Tensor, key_positions: Tensor,
-    softmax: Softmax, valid: Tensor | None, pool: str, per: str,
+    softmax: LogitTransform, valid: Tensor | None, pool: str, per: str,
 ) -> Tensor:  # fmt: skip
-    """The same in two launches. Between them: 2 numbers a query and split."""
+    """Computes the scores in two launches. Between them: 2 numbers a query and split."""
     b, h, g, n, d = queries.shape
     length = keys.shape[2]
     queries, when = queries.contiguous(), query_positions.contiguous()

@@ -3,15 +3,15 @@
 import torch
 from torch import Tensor
 
-from kvpolicies.kernels.attention import BLOCK, Visible, slot_attention
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.attention import BLOCK, SlotMask, slot_attention
+from kvpolicies.kernels.logit_transform import LogitTransform
 
 
 def packed_attention(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
-    softmax: Softmax,
+    softmax: LogitTransform,
     documents: Tensor | None = None,
     span: int | None = None,
 ) -> Tensor:
@@ -42,7 +42,7 @@ def packed_attention(
         stop = min(first + BLOCK, s)
         own = None if starts is None else starts[:, first:stop]
         # Later keys are nobody's yet: half the work.
-        visible = Visible(places[:, first:stop], own, places[:, :stop])
+        visible = SlotMask(places[:, first:stop], own, places[:, :stop])
         block = queries[:, :, :, first:stop]
         parts.append(
             slot_attention(block, keys[:, :, :stop], values[:, :, :stop], visible, softmax)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 
 
 def observation_weights(
@@ -13,7 +13,7 @@ def observation_weights(
     keys: Tensor,
     query_positions: Tensor,
     key_positions: Tensor,
-    softmax: Softmax | float,
+    softmax: LogitTransform | float,
     valid: Tensor | None = None,
 ) -> Tensor:
     """Softmax of each observation query over the cached keys it may see.
@@ -29,14 +29,14 @@ def observation_weights(
     Returns:
         [B, H, G, N, L] float32; rows of invalid queries, and of queries that see no key, are zero.
     """
-    if not isinstance(softmax, Softmax):
-        softmax = Softmax(softmax)
+    if not isinstance(softmax, LogitTransform):
+        softmax = LogitTransform(softmax)
     return weights_of(queries, keys, query_positions, key_positions, softmax, valid, "head")
 
 
 def weights_of(
     queries: Tensor, keys: Tensor, query_positions: Tensor, key_positions: Tensor,
-    softmax: Softmax, valid: Tensor | None, per: str,
+    softmax: LogitTransform, valid: Tensor | None, per: str,
 ) -> Tensor:  # fmt: skip
     """`observation_weights`; with per = "merged" [B, H, 1, N, L], of the group's largest logits."""
     b, h, g, n, d = queries.shape

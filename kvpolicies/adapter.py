@@ -20,8 +20,8 @@ from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.errors import UserError
 from kvpolicies.guard import counts_of, guarded, refuse_compiled, refuse_gradients
 from kvpolicies.kernels.attention import masked_attention
+from kvpolicies.kernels.logit_transform import LogitTransform
 from kvpolicies.kernels.packed import packed_attention
-from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.norms import fused_norms
 from kvpolicies.step import LayerInput
 
@@ -77,7 +77,7 @@ def attach(model: Any, cache: FixedBudgetCache) -> Iterator[FixedBudgetCache]:
         raise UserError(f"the cache was made for {cache.shape}, not for {type(model).__name__}")
     refuse_compiled(model)
     hidden: dict[int, Tensor] = {}
-    softmaxes: dict[int, Softmax] = {}
+    softmaxes: dict[int, LogitTransform] = {}
     last = cache.shape.layers - 1
 
     def serve(
@@ -138,7 +138,7 @@ def _inputs_kept(modules: list[nn.Module], inputs: dict[int, Tensor]) -> Iterato
             hook.remove()
 
 
-def _softmax(module: Any, heads: int, span: int | None, given: dict[str, Any]) -> Softmax:
+def _softmax(module: Any, heads: int, span: int | None, given: dict[str, Any]) -> LogitTransform:
     """What the module hands to its attention function, beside queries, keys and values."""
     if given.get("sliding_window") != span:
         raise UserError(
@@ -146,7 +146,7 @@ def _softmax(module: Any, heads: int, span: int | None, given: dict[str, Any]) -
             f"{module.layer_idx}, expected {span} from its config"
         )
     sink = given.get("s_aux")
-    return Softmax(
+    return LogitTransform(
         given.get("scaling") or module.scaling,
         given.get("softcap"),
         None if sink is None else sink.view(heads, -1),
@@ -210,7 +210,7 @@ def masked_dense(model: Any, mask: Callable[[int], Tensor]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Watched:
+class LayerActivations:
     """What one full layer computes of whole sequences, before it attends."""
 
     layer: int
@@ -222,13 +222,13 @@ class Watched:
     """[B, H, T, D]."""
     inputs: Tensor | None
     """[B, T, E], the attention's input, if it was asked for."""
-    softmax: Softmax
+    softmax: LogitTransform
 
 
 @contextmanager
 def watched_dense(
     model: Any,
-    see: Callable[[Watched], Tensor | None],
+    see: Callable[[LayerActivations], Tensor | None],
     documents: Tensor | None = None,
     inputs: bool = False,
 ) -> Iterator[None]:
@@ -254,7 +254,7 @@ def watched_dense(
         given = kept.pop(layer, None)
         out = None
         if span is None:
-            out = see(Watched(layer, queries, key, value, given, softmax))
+            out = see(LayerActivations(layer, queries, key, value, given, softmax))
         if out is None:
             out = packed_attention(queries, key, value, softmax, documents, span)
         return out.flatten(1, 2)
@@ -268,7 +268,7 @@ def watched_dense(
         _served.update({m: f for m, f in attached.items() if f is not None})
 
 
-def spread_over(size: int) -> dict[str, Any]:
+def tensor_parallel(size: int) -> dict[str, Any]:
     """What `from_pretrained` takes for tensor parallelism by the model's own plan."""
     from transformers.distributed import DistributedConfig  # type: ignore[attr-defined]
 

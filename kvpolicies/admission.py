@@ -31,7 +31,7 @@ class Request:
     fed: int = 0
     tokens: list[int] = field(default_factory=list)
     choices: list[int] = field(default_factory=list)
-    told: int = 0
+    reported: int = 0
     """New tokens that events have told of."""
     seconds: float = 0.0
     processor: float = 0.0

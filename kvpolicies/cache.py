@@ -101,8 +101,8 @@ class FixedBudgetCache(Cache):
             )
         self.max_length, self.trace_length = max_length, max_length if trace else 0
         self.groups: list[SlotGroup] = []
-        # By layer: its group's number, and its place in the group.
-        self.places: list[tuple[int, int]] = []
+        # By layer: its group's number, and its index in the group.
+        self.layer_index: list[tuple[int, int]] = []
         self.forward: Forward | None = None
         # Columns of the prompt that `model.generate` was given, while it runs; None = not known.
         self.prompt_columns: int | None = None
@@ -164,7 +164,7 @@ class FixedBudgetCache(Cache):
         groups: dict[int | None, list[int]] = {}
         for i, span in enumerate(s.spans):
             groups.setdefault(span, []).append(i)
-        self.groups, self.places = [], [(0, 0)] * s.layers
+        self.groups, self.layer_index = [], [(0, 0)] * s.layers
         for span, layers in groups.items():
             own, policy = geometry, self.policy
             if span is not None:
@@ -172,7 +172,7 @@ class FixedBudgetCache(Cache):
                 own = replace(geometry, slots=min(most, self.max_length or most))
                 policy = Sliding()
             for y, layer in enumerate(layers):
-                self.places[layer] = (len(self.groups), y)
+                self.layer_index[layer] = (len(self.groups), y)
             ropes = [self.ropes[i] for i in layers]
             self.groups.append(SlotGroup(own, policy, layers, ropes, self.trace_length, span))
         if self.max_length and device.type != "meta":
@@ -283,7 +283,7 @@ class FixedBudgetCache(Cache):
     def attend(self, layer: int, given: LayerInput) -> Tensor:
         """Takes the forward's tokens into one layer and attends: see `step.attend`."""
         assert self.forward is not None
-        group, y = self.places[layer]
+        group, y = self.layer_index[layer]
         return attend(self.groups[group], y, given, self.forward.moves[group])
 
     def abandon(self) -> None:
@@ -338,7 +338,7 @@ class FixedBudgetCache(Cache):
 
     def times(self, row: int, n: int) -> Tensor:
         """Eviction times [layers, H, n] int32 of the row's first n tokens, if they are recorded."""
-        return torch.stack([self.groups[g].times(y, row, n) for g, y in self.places])
+        return torch.stack([self.groups[g].times(y, row, n) for g, y in self.layer_index])
 
     def cache_bytes(self) -> int:
         """Bytes of keys, values and positions of one row, all layers."""

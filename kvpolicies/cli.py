@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (see {self.prog} --help)")
 
     def print_help(self, file: Any = None) -> None:
-        """As the base, which says nothing of a full disk."""
+        """Prints the help; the base says nothing of a full disk."""
         print(self.format_help(), end="", file=file)
 
 
@@ -67,22 +67,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever reads has read enough
         status = 0
     except Exception as error:
-        told = explained(error)
-        if told is None:
+        said = explained(error)
+        if said is None:
             raise
-        message = told
+        message = said
     return streams.finish(status, one_line(message))
 
 
 def _one_line(before: Callable[..., Any]) -> Callable[..., Any]:
     """Python's way to show a warning, but for ours, once each."""
-    told: set[str] = set()
+    said: set[str] = set()
 
     def show(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
         if issubclass(category, Caution):
-            if str(message) in told:
+            if str(message) in said:
                 return
-            told.add(str(message))
+            said.add(str(message))
             streams.say(one_line(f"caution: {message}"))
         else:
             before(message, category, *where, **options)

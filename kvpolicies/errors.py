@@ -106,9 +106,9 @@ def rendering(what: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        told = reason(error)
+        said = reason(error)
         kind = type(error).__name__
-        why = told if isinstance(error, RecursionError) or kind in told else f"{kind}: {told}"
+        why = said if isinstance(error, RecursionError) or kind in said else f"{kind}: {said}"
         raise UserError(f"{what} cannot be rendered ({why})") from None
 
 

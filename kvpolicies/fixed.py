@@ -19,7 +19,7 @@ from torch import Tensor
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.config import MODES
 from kvpolicies.errors import UserError
-from kvpolicies.policy import Policy, Step
+from kvpolicies.policy import Observation, Policy
 from kvpolicies.rows import Counts, Move
 from kvpolicies.slots import SlotGroup
 from kvpolicies.step import LayerInput, attend_fixed
@@ -77,7 +77,7 @@ class FixedStep:
         part, filled = move.rows, max(move.lengths)
         for y, layer in enumerate(group.layers):
             weights, hidden = (self.recorded[kind].get(layer) for kind in ("weights", "hidden"))
-            step = Step(
+            step = Observation(
                 self.recorded["queries"][layer][part],
                 self.positions[part],
                 None if weights is None else weights[part, ..., :filled],
@@ -87,7 +87,7 @@ class FixedStep:
 
     def attend(self, layer: int, given: LayerInput) -> Tensor:
         """One layer's part of the step: see `step.attend_fixed`."""
-        group, y = self.cache.places[layer]
+        group, y = self.cache.layer_index[layer]
         return attend_fixed(
             *(self.cache.groups[group], y, given),
             *(self.slots[group], self.positions, self.recorded),
@@ -143,7 +143,7 @@ class FixedSteps:
         self._steps: dict[int, FixedStep] = {}
 
     def step(self, tokens: Tensor, seen: Sequence[int]) -> Tensor:
-        """See `FixedStep.step`."""
+        """One token of each of the first rows, by the bucket that holds them: `FixedStep.step`."""
         rows = bucket(len(seen), self.cache.rows)
         if rows not in self._steps:
             self._steps[rows] = FixedStep(self.cache, rows, self.forward, self.mode)

@@ -46,7 +46,7 @@ class Generation:
     """As `seconds`, of the processor: all threads of this process, and nothing of others."""
 
 
-def made(cache: FixedBudgetCache, request: Request, finish: str) -> Generation:
+def finished(cache: FixedBudgetCache, request: Request, finish: str) -> Generation:
     """What a request became that has come to its end in its row of the cache."""
     r = request
     return Generation(

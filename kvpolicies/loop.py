@@ -22,7 +22,7 @@ from kvpolicies.admission import Request
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.errors import UserError
 from kvpolicies.fixed import FixedSteps, bucket
-from kvpolicies.generation import Generation, made
+from kvpolicies.generation import Generation, finished
 from kvpolicies.recording import record
 from kvpolicies.rows import Counts
 from kvpolicies.sampling import NONE, choose_each
@@ -32,7 +32,7 @@ OnLogits = Callable[[int, int, Tensor], None]
 
 # Decode steps between two looks at the new tokens. A look waits for the device; on a CPU there is
 # nothing to wait for. What a row generates after its stop token is thrown away.
-LOOK_EVERY = {"cuda": 8}
+SYNC_EVERY = {"cuda": 8}
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ class Loop:
         """
         self._admit()
         self._prefill()
-        yield from self._news()
+        yield from self._emit_events()
         if ready := self._gathered():
             self._decode(ready)
-            yield from self._news()
+            yield from self._emit_events()
 
     def _admit(self) -> None:
         """Gives free rows to those that wait; the last ones where a prompt may take turns."""
@@ -122,14 +122,14 @@ class Loop:
             self.active.append(request)
         self.active.sort(key=_row)
 
-    def _news(self) -> Iterator[Event]:
+    def _emit_events(self) -> Iterator[Event]:
         """What the last forwards brought; requests at their end give their rows back."""
         events = []
         for r in list(self.active):
-            tokens, finish = r.tokens[r.told :], self._finish(r)
-            r.told = len(r.tokens)
+            tokens, finish = r.tokens[r.reported :], self._finish(r)
+            r.reported = len(r.tokens)
             if finish or tokens:
-                done = None if finish in (None, "cancelled") else made(self.cache, r, finish)
+                done = None if finish in (None, "cancelled") else finished(self.cache, r, finish)
                 events.append(Event(r.index, tokens, finish, done))
             if finish:
                 self._release(r)
@@ -212,7 +212,7 @@ class Loop:
         """One new token of each active request, or a few: their rows are the cache's first ones."""
         begin = _now()
         chosen: list[Tensor] = []
-        for step in range(self._until_a_look(active)):
+        for step in range(self._steps_until_sync(active)):
             fed = [r.fed + step for r in active]
             if active[0].forced is None and chosen:
                 tokens = chosen[-1].clamp_min(0)  # of NONE, until the next look
@@ -234,13 +234,13 @@ class Loop:
         size = bucket(active, self.cache.rows)
         return all(r.row >= size for r in self.active[active:])
 
-    def _until_a_look(self, active: list[Request]) -> int:
+    def _steps_until_sync(self, active: list[Request]) -> int:
         """Decode steps until the host must know the tokens."""
         # Whoever watches logits sees each step; a paper's own rule may hold more at each.
         if self.on_logits or self.cache.policy.own_rule:
             return 1
         left = min(r.limit - len(r.tokens) for r in active)
-        return min(left, LOOK_EVERY.get(self.device.type, 1))
+        return min(left, SYNC_EVERY.get(self.device.type, 1))
 
     def _forward(self, tokens: Tensor, positions: Tensor, counts: Counts) -> Tensor:
         self.cache.begin(counts, scheduled=True)

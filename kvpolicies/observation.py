@@ -13,9 +13,9 @@ from kvpolicies.errors import UserError
 from kvpolicies.policy import (
     MOST_QUERIES,
     Geometry,
+    Observation,
     Policy,
     Schedule,
-    Step,
     View,
     batched_drop,
     whole,
@@ -64,7 +64,7 @@ class NewestQueries(Policy):
             "when": torch.zeros(g.rows, self.observed, dtype=torch.int32, device=g.device),
         }
 
-    def observe(self, view: View, step: Step) -> None:
+    def observe(self, view: View, step: Observation) -> None:
         """Writes a step's queries into the ring; position p lives at p % N."""
         ring, when = view.state["queries"], view.state["when"]
         n = self.observed

@@ -22,7 +22,7 @@ from torch import Tensor
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.errors import whole as whole
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 from kvpolicies.rope import Rope
 from kvpolicies.transfer import counting, on_device
 
@@ -114,7 +114,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Step:
+class Observation:
     """What one processing step of n tokens shows to a policy (all rows process the same n).
 
     `weights` and `inputs` are None unless the policy declares that it needs them.
@@ -166,13 +166,13 @@ class View:
     """The policy's host counters, one dict a row, empty when a sequence begins."""
     rope: Rope
     """The model's rotation at this layer."""
-    softmax: Softmax
+    softmax: LogitTransform
     """How the model turns products of queries and keys into attention weights."""
     futures: list[Any]
     """Each row's recording of the run to come (`needs_future`; see recording.py), else None."""
 
     def of(self, rows: slice) -> "View":
-        """The same of some of these rows."""
+        """This view, of some of its rows."""
         tensors = {name: getattr(self, name)[rows] for name in ("keys", "values", "positions")}
         lists = ("lengths", "seen", "prompts", "schedules", "seeds", "counters", "futures")
         return replace(
@@ -271,7 +271,7 @@ class Policy:
         """The policy's tensors for all rows, row first: zeros mean "nothing seen"."""
         return {}
 
-    def observe(self, view: View, step: Step) -> None:
+    def observe(self, view: View, step: Observation) -> None:
         """Sees each processed step, after its tokens entered the cache. Default: looks away."""
 
     def scores(self, view: View) -> Scores:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvpolicies.adapter import Watched, uncached_forward, watched_dense
+from kvpolicies.adapter import LayerActivations, uncached_forward, watched_dense
 from kvpolicies.architecture import attention_modules
 from kvpolicies.kernels.causal import causal_lse
 
@@ -36,7 +36,7 @@ def record(model: Any, tokens: Sequence[int]) -> list[Future | None]:
     """
     futures: list[Future | None] = [None] * len(attention_modules(model))
 
-    def see(seen: Watched) -> None:
+    def see(seen: LayerActivations) -> None:
         lse = causal_lse(seen.queries, seen.keys, seen.softmax)
         futures[seen.layer] = Future(seen.queries[0].contiguous(), lse[0])
 

@@ -66,7 +66,7 @@ class Move:
         return [p - self.n if p == seen else p for p, seen in both]
 
     def part(self, first: int, last: int) -> "Move":
-        """The same of some of its rows."""
+        """This move, of some of its rows."""
         start, at = self.rows.start, self.batch.start
         lists = ("drops", "before", "lengths", "seen", "prompt", "prompts", "unfinished")
         return replace(

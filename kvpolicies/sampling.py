@@ -113,7 +113,7 @@ def choose(
 def choose_each(
     logits: Tensor, samplings: Sequence[Sampling], randoms: Sequence[np.random.Generator]
 ) -> Tensor:
-    """As `choose`, where each row has a sampling of its own: one `choose` a kind of sampling.
+    """Chooses tokens where each row has a sampling of its own: one `choose` a kind of sampling.
 
     Args:
         logits: [A, V] float32. samplings, randoms: each row's.

@@ -20,7 +20,7 @@ def sliding_budget(span: int) -> Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Sliding(Policy):
-    """Of a sliding-window layer: lets go what no later query sees, and nothing else."""
+    """A sliding-window layer's policy: lets go what no later query sees, and nothing else."""
 
     name = "sliding"
 

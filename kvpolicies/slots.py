@@ -15,8 +15,8 @@ from torch import Tensor
 from kvpolicies.errors import UserError
 from kvpolicies.eviction import choose_victims
 from kvpolicies.kernels.compact import compact
-from kvpolicies.kernels.softmax import Softmax
-from kvpolicies.policy import Geometry, Policy, Schedule, Step, View
+from kvpolicies.kernels.logit_transform import LogitTransform
+from kvpolicies.policy import Geometry, Observation, Policy, Schedule, View
 from kvpolicies.rope import Rope
 from kvpolicies.rows import Move, Rows, runs
 from kvpolicies.trace import NEVER
@@ -30,7 +30,7 @@ SLOTS_AT_ONCE = 1 << 18
 VIEWS = 256
 
 
-class Parts(NamedTuple):
+class SlotViews(NamedTuple):
     """Views of the filled slots of some rows, and their state: one layer's, or of n layers.
 
     Layers that are shown together are more rows: layer by layer, [n * B, ...].
@@ -97,16 +97,16 @@ class SlotGroup:
             name: torch.zeros((len(layers), *t.shape), dtype=t.dtype, device=t.device)
             for name, t in policy.init_state(g).items()
         }
-        self.softmax = [Softmax(g.head_dim**-0.5)] * len(layers)
+        self.softmax = [LogitTransform(g.head_dim**-0.5)] * len(layers)
         # A list a layer, an entry a row.
         self.counters: list[list[dict[str, int]]] = [[{} for _ in range(g.rows)] for _ in layers]
         self.futures: list[list[Any]] = [[None] * g.rows for _ in layers]
-        self._parts: dict[tuple[int, int, int, int, int], Parts] = {}
+        self._parts: dict[tuple[int, int, int, int, int], SlotViews] = {}
         self._together: list[range] = [range(y, y + 1) for y in range(len(layers))]
         self._attended = False
         # What each layer shows of this forward, where it waits for the last one.
         self._waiting = False
-        self._shown: list[Step] = []
+        self._shown: list[Observation] = []
         # Prompt queries [1, H, G, n, D] and positions that `observe` must see with those to come.
         self.held_back: list[list[list[tuple[Tensor, Tensor]]]] = [
             [[] for _ in range(g.rows)] for _ in layers
@@ -204,7 +204,7 @@ class SlotGroup:
             futures=[f for i in which for f in self.futures[i][rows]],
         )
 
-    def _parts_of(self, y: int, n: int, rows: slice, filled: int) -> Parts:
+    def _parts_of(self, y: int, n: int, rows: slice, filled: int) -> SlotViews:
         key = (y, n, rows.start, rows.stop, filled)
         if key not in self._parts:
             if len(self._parts) >= VIEWS:
@@ -217,7 +217,7 @@ class SlotGroup:
             def slots(x: Tensor) -> Tensor:
                 return part(x)[:, :, :filled]
 
-            self._parts[key] = Parts(
+            self._parts[key] = SlotViews(
                 slots(self.keys),
                 slots(self.values),
                 slots(self.positions),
@@ -280,7 +280,7 @@ class SlotGroup:
             view = self.view(which[0], move.rows, move.lengths, move.seen, move.prompts, n)
             step = steps[0]
             if n > 1:
-                step = Step(
+                step = Observation(
                     torch.cat([s.queries for s in steps]),
                     counting(move.seen_before * n, move.n, self.geometry.device),
                     _joined([s.weights for s in steps]),
@@ -327,7 +327,7 @@ class SlotGroup:
         """Positions [b, n] int64 of a move's tokens."""
         return counting(move.seen_before, move.n, self.geometry.device)
 
-    def observe(self, y: int, move: Move, step: Step) -> None:
+    def observe(self, y: int, move: Move, step: Observation) -> None:
         """Shows a move's tokens to the policy, once they have attended; in a decode step later."""
         if self._waiting:
             assert len(self._shown) == y
@@ -351,7 +351,9 @@ class SlotGroup:
         queries, positions = zip(*self.held_back[y][row], strict=True)
         self.held_back[y][row] = []
         view = self.view(y, slice(row, row + 1), [length], [seen], [prompt])
-        self.policy.observe(view, Step(torch.cat(queries, dim=3), torch.cat(positions, dim=1)))
+        self.policy.observe(
+            view, Observation(torch.cat(queries, dim=3), torch.cat(positions, dim=1))
+        )
 
     def times(self, y: int, row: int, n: int) -> Tensor:
         """Eviction times [H, n] int32 of the row's first n tokens, when a trace is recorded.

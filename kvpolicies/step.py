@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvpolicies.kernels.attention import Visible, slot_attention, slot_attention_with_weights
-from kvpolicies.kernels.softmax import Softmax
-from kvpolicies.policy import Step
+from kvpolicies.kernels.attention import SlotMask, slot_attention, slot_attention_with_weights
+from kvpolicies.kernels.logit_transform import LogitTransform
+from kvpolicies.policy import Observation
 from kvpolicies.rows import Move
 from kvpolicies.slots import SlotGroup, alike
 from kvpolicies.transfer import counting
@@ -35,7 +35,7 @@ class LayerInput:
     """[A, H, T, D]."""
     hidden: Tensor | None
     """[A, T, E], the attention block's input, where the policy wants it."""
-    softmax: Softmax
+    softmax: LogitTransform
     """The model's."""
 
     def part(self, rows: slice, columns: slice) -> "LayerInput":
@@ -91,7 +91,7 @@ def _attend(group: SlotGroup, y: int, given: LayerInput, move: Move) -> Tensor:
     else:
         out = slot_attention(queries, keys, values, visible, given.softmax)
     if group.observes:
-        step = Step(given.queries, group.token_positions(move), weights, given.hidden)
+        step = Observation(given.queries, group.token_positions(move), weights, given.hidden)
         group.observe(y, move, step)
     return out
 
@@ -122,9 +122,9 @@ def attend_fixed(
     wide = slots[:, None, :, None].expand(r, heads, 1, d)
     keys.scatter_(2, wide, given.keys)
     values.scatter_(2, wide, given.values)
-    visible = Visible(slots)
+    visible = SlotMask(slots)
     if group.span is not None:
-        visible = Visible(slots, positions - group.span + 1, group.positions[y, :r, 0])
+        visible = SlotMask(slots, positions - group.span + 1, group.positions[y, :r, 0])
     group.softmax[y] = given.softmax
     if group.observes:
         recorded["queries"][layer] = given.queries
@@ -137,7 +137,7 @@ def attend_fixed(
     return out
 
 
-def _visible(group: SlotGroup, y: int, move: Move, filled: int) -> Visible:
+def _visible(group: SlotGroup, y: int, move: Move, filled: int) -> SlotMask:
     """The i-th new query sees the old slots and the first i + 1 new ones, within the span.
 
     By slot, not by position: old tokens are all earlier, new ones were appended in order; hence
@@ -149,9 +149,9 @@ def _visible(group: SlotGroup, y: int, move: Move, filled: int) -> Visible:
     elif move.n > 1:
         last = counting(move.before[:1], move.n, device)
     if group.span is None:
-        return Visible(last)
+        return SlotMask(last)
     first = group.token_positions(move) - group.span + 1
-    return Visible(last, first, group.positions[y, move.rows, 0, :filled])
+    return SlotMask(last, first, group.positions[y, move.rows, 0, :filled])
 
 
 def _by_rank(

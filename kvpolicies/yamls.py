@@ -46,7 +46,7 @@ class _Reader(yaml.SafeLoader):
     }
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict:
-        """As the base, after a look at the keys."""
+        """Constructs a mapping once its keys have been looked at."""
         seen = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):

@@ -5,11 +5,11 @@ from importlib.util import find_spec
 
 from torch import Tensor
 
-from kvpolicies.learned.nets import Seen
+from kvpolicies.learned.nets import ScorerInput
 from kvpolicies.learned.places import Places, taken
 from kvpolicies.learned.policy import Learned
 from kvpolicies.learned.scorer import Scorer
-from kvpolicies.policy import Step, View, whole
+from kvpolicies.policy import Observation, View, whole
 from kvpolicies.rows import runs
 from kvpolicies.transfer import counting
 
@@ -35,8 +35,8 @@ class KVpopMLP(Learned):
         """The scorer's lag, and what a token at the start of a block waits for its end."""
         return self.config.lag + self.block - 1
 
-    def observe(self, view: View, step: Step) -> None:
-        """As in `Learned`, but of whole blocks of positions, each when its last token is there.
+    def observe(self, view: View, step: Observation) -> None:
+        """Feeds the scorer by whole blocks of positions, each when its last token is there.
 
         The tokens of a block that is not whole yet lie in the cache: the window protects them.
         """
@@ -58,15 +58,15 @@ class KVpopMLP(Learned):
 
     def _seen(
         self, scorer: Scorer, view: View, written: Tensor, inputs: Tensor | None, places: Places
-    ) -> Seen:
+    ) -> ScorerInput:
         found = (_newest if self.block == 1 else _held)(view, written)
         new = self._features(scorer, view, *found, written)
         if not self.config.lag:
-            return Seen(new, new)
+            return ScorerInput(new, new)
         slots = places.slots()
         positions = (written - self.config.lag).clamp_min(0)
         kept = (taken(view.keys, slots), taken(view.values, slots))
-        return Seen(new, self._features(scorer, view, *kept, positions))
+        return ScorerInput(new, self._features(scorer, view, *kept, positions))
 
     def _features(
         self, scorer: Scorer, view: View, keys: Tensor, values: Tensor, positions: Tensor
@@ -90,7 +90,7 @@ class KVpop(KVpopMLP):
 
     @property
     def made_for(self) -> str | None:
-        """See `Learned`; without xlstm it runs on nothing."""
+        """The model of the scorer (`Learned.made_for`); without xlstm it runs on nothing."""
         return super().made_for if find_spec("xlstm") else ""
 
 
@@ -103,6 +103,6 @@ def _newest(view: View, positions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _held(view: View, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of tokens that need not be the newest, wherever they lie."""
+    """Features of tokens that need not be the newest, wherever they lie."""
     slots = Places(view.positions, positions).slots()
     return taken(view.keys, slots), taken(view.values, slots)

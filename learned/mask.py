@@ -35,7 +35,7 @@ def dense_mask(expires: Tensor, documents: Tensor | None = None) -> Tensor:
 def block_mask(
     expires: Tensor, documents: Tensor | None = None, groups: int = 1, block: int = BLOCK
 ) -> BlockMask:
-    """The same for FlexAttention, without S x S.
+    """The mask for FlexAttention, without S x S.
 
     Args:
         expires: as in `dense_mask`.

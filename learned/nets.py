@@ -1,7 +1,7 @@
 """What the scorers of one layer are made of, and those without a memory.
 
-Each net maps what it sees at tokens d (see `Seen`) to numbers [B, H, S], one for the token d - lag
-that is scored then. The one with a memory, kvpop's, lies in scorer.py.
+Each net maps what it sees at tokens d (see `ScorerInput`) to numbers [B, H, S], one for the token
+d - lag that is scored then. The one with a memory, kvpop's, lies in scorer.py.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ State = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Seen:
+class ScorerInput:
     """What a scorer sees of S tokens, in the dtype of its weights; None where it needs it not.
 
     `read` are the features of the tokens that are scored, `lag` places before those written; where
@@ -59,7 +59,7 @@ class HeadMLP(nn.Module):
         self.second = normal((h, hidden, 1), 0.02)
         self.second_bias = nn.Parameter(torch.zeros(h, 1))
 
-    def forward(self, seen: Seen, state: State) -> tuple[Tensor, State]:
+    def forward(self, seen: ScorerInput, state: State) -> tuple[Tensor, State]:
         """(scores [B, H, S], state as it was)."""
         assert seen.read is not None
         hidden = F.silu(per_head(seen.read, self.first, self.first_bias))
@@ -76,7 +76,7 @@ class Adapter(nn.Module):
         nn.init.zeros_(self.proj.weight)
         nn.init.zeros_(self.proj.bias)
 
-    def forward(self, seen: Seen, state: State) -> tuple[Tensor, State]:
+    def forward(self, seen: ScorerInput, state: State) -> tuple[Tensor, State]:
         """(minus the logits [B, H, S], state as it was)."""
         assert seen.inputs is not None
         return 5 - 100 * self.proj(seen.inputs).transpose(1, 2), state
@@ -91,7 +91,7 @@ class Gate(nn.Module):
         self.second = nn.Linear(config.hidden, config.heads)
         nn.init.constant_(self.second.bias, 10.0)
 
-    def forward(self, seen: Seen, state: State) -> tuple[Tensor, State]:
+    def forward(self, seen: ScorerInput, state: State) -> tuple[Tensor, State]:
         """(log beta [B, H, S], state as it was)."""
         assert seen.inputs is not None
         gate = self.second(F.silu(self.first(seen.inputs)))

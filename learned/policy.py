@@ -14,10 +14,19 @@ from kvpolicies.errors import UserError
 from kvpolicies.learned import saving
 from kvpolicies.learned.base import check_base
 from kvpolicies.learned.config import ScorerConfig
-from kvpolicies.learned.nets import Seen
+from kvpolicies.learned.nets import ScorerInput
 from kvpolicies.learned.places import Places
 from kvpolicies.learned.scorer import Scorer
-from kvpolicies.policy import Geometry, Policy, Schedule, Scores, Step, View, batched_drop, whole
+from kvpolicies.policy import (
+    Geometry,
+    Observation,
+    Policy,
+    Schedule,
+    Scores,
+    View,
+    batched_drop,
+    whole,
+)
 
 ASSETS = Path(__file__).parent / "assets"
 """A folder a policy: the scorers of the embedded model that come with the package."""
@@ -136,7 +145,7 @@ class Learned(Policy):
             for name, shape in self.config.state_shapes.items()
         }
 
-    def observe(self, view: View, step: Step) -> None:
+    def observe(self, view: View, step: Observation) -> None:
         """Scores the tokens whose turn it is, and writes the scores to their slots."""
         self._score(view, step.positions, step.inputs)
 
@@ -153,10 +162,10 @@ class Learned(Policy):
 
     def _seen(
         self, scorer: Scorer, view: View, written: Tensor, inputs: Tensor | None, places: Places
-    ) -> Seen:
+    ) -> ScorerInput:
         """What the scorer reads; `places` are those of the tokens to be scored."""
         assert inputs is not None, f"{self.name} reads the attention's inputs"
-        return Seen(inputs=inputs.to(scorer.dtype))
+        return ScorerInput(inputs=inputs.to(scorer.dtype))
 
     def scores(self, view: View) -> Scores:
         """Each token's score plus lam times its position: fixed once read."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from kvpolicies.errors import UserError
 from kvpolicies.learned import saving
 from kvpolicies.learned.config import ScorerConfig
-from kvpolicies.learned.nets import Adapter, Gate, HeadMLP, Seen, State, normal, per_head
+from kvpolicies.learned.nets import Adapter, Gate, HeadMLP, ScorerInput, State, normal, per_head
 
 # Tokens a chunk of the cell; chunks a call, for its backward grows with the square of these.
 CHUNK, CHUNKS = 64, 16
@@ -56,7 +56,7 @@ def _backends() -> ModuleType:
     return module
 
 
-class Fed(NamedTuple):
+class CellInput(NamedTuple):
     """What the cell is fed of S tokens."""
 
     q: Tensor
@@ -68,12 +68,12 @@ class Fed(NamedTuple):
     f: Tensor
     """Logit of the forget gate, [B, H, S]."""
 
-    def part(self, tokens: slice) -> "Fed":
+    def part(self, tokens: slice) -> "CellInput":
         """Some of the tokens, as views."""
-        return Fed(*(x[:, :, tokens] for x in self))
+        return CellInput(*(x[:, :, tokens] for x in self))
 
 
-def cell(fed: Fed, state: State | None) -> tuple[Tensor, State]:
+def cell(fed: CellInput, state: State | None) -> tuple[Tensor, State]:
     """The mLSTM cell: read-outs h [B, H, S, M], and the state after the last token.
 
     C <- f C + i k v^T, n <- f n + i k, h = C^T q / max(|n q|, 1), with q scaled by 1 / sqrt(M).
@@ -95,7 +95,7 @@ def cell(fed: Fed, state: State | None) -> tuple[Tensor, State]:
     return torch.cat(outs, dim=2) if len(outs) > 1 else outs[0], state
 
 
-def _step(fed: Fed, state: State) -> tuple[Tensor, State]:
+def _step(fed: CellInput, state: State) -> tuple[Tensor, State]:
     root = fed.q.shape[-1] ** 0.5
     # Fresh tensors, for it squeezes them in place. eps = 0: the cap keeps the divisor above 0.
     h, (memory, normaliser, scale) = _backends().recurrent_step_stabilized_simple(
@@ -112,13 +112,13 @@ def _step(fed: Fed, state: State) -> tuple[Tensor, State]:
     return h, _state(memory, normaliser[..., 0], scale)
 
 
-def _chunks(fed: Fed, state: State | None) -> tuple[Tensor, State]:
+def _chunks(fed: CellInput, state: State | None) -> tuple[Tensor, State]:
     n = fed.q.shape[2]
     chunk = min(CHUNK, n)
     if padding := -n % chunk:
         wide = [F.pad(x, (0, 0, 0, padding)) for x in (fed.q, fed.k, fed.v)]
         i = F.pad(fed.i, (0, padding), value=NO_INPUT)
-        fed = Fed(*wide, i=i, f=F.pad(fed.f, (0, padding), value=-NO_INPUT))
+        fed = CellInput(*wide, i=i, f=F.pad(fed.f, (0, padding), value=-NO_INPUT))
     start = {} if state is None else state
     h, last = _backends().chunkwise_simple(
         *(x.contiguous() for x in fed),
@@ -153,7 +153,7 @@ class MemoryRead(nn.Module):
             self.write[..., 2 * m :] = 0
             self.gate_bias[:, 1] = torch.linspace(3, 6, h, device="cpu")
 
-    def forward(self, seen: Seen, state: State | None) -> tuple[Tensor, State]:
+    def forward(self, seen: ScorerInput, state: State | None) -> tuple[Tensor, State]:
         """(scores [B, H, S], state after the last token)."""
         assert seen.written is not None and seen.read is not None
         m = self.head.shape[-1]
@@ -161,7 +161,7 @@ class MemoryRead(nn.Module):
         i, f = (CAP * torch.tanh((gates + self.gate_bias[:, None]) / CAP)).unbind(-1)
         if seen.starts is not None:
             f = f.masked_fill(seen.starts[:, None], FORGET_ALL)
-        h, state = cell(Fed(per_head(seen.read, self.read), k, v, i, f), state)
+        h, state = cell(CellInput(per_head(seen.read, self.read), k, v, i, f), state)
         # The norm cancels the cell's normaliser: some kernels' gradients rest on that.
         normed = F.rms_norm(h, (m,), eps=1e-6)
         return (normed * self.head[:, None]).sum(-1) + self.head_bias[:, None], state
@@ -195,7 +195,7 @@ class Scorer(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights, and of what they read."""
+        """Dtype of the weights, and of what they read."""
         return self.like.dtype
 
     def features(self, keys: Tensor, values: Tensor) -> Tensor:
@@ -224,11 +224,11 @@ class Scorer(nn.Module):
         lag, s = self.config.lag, keys.shape[2]
         if self.config.needs_input:
             assert inputs is not None, f"{self.config.kind} reads the attention's inputs"
-            seen = Seen(inputs=inputs.detach().to(self.dtype))
+            seen = ScorerInput(inputs=inputs.detach().to(self.dtype))
         else:
             x = self.features(keys, values)
             read = F.pad(x, (0, 0, lag, 0))[:, :, :s]
-            seen = Seen(x, read, starts=None if documents is None else _starts(documents))
+            seen = ScorerInput(x, read, starts=None if documents is None else _starts(documents))
         raw, _ = self.nets[str(layer)](seen, None)
         r = F.pad(raw[:, :, lag:], (0, min(lag, s)))
         if documents is not None and 0 < lag < s:
@@ -236,7 +236,7 @@ class Scorer(nn.Module):
             r = torch.where(whole[:, None], r, 0.0)
         return r
 
-    def advance(self, layer: int, seen: Seen, state: State) -> Tensor:
+    def advance(self, layer: int, seen: ScorerInput, state: State) -> Tensor:
         """The step form: r [B, H, n] of the tokens read at n new ones; updates `state` in place.
 
         `state` holds this sequence's tensors [B, *shape] of `config.state_shapes`.

@@ -29,8 +29,8 @@ from torch import Tensor
 from kvpolicies.errors import UserError
 from kvpolicies.kernels.causal import causal_lse
 from kvpolicies.kernels.future import future_log_mass
+from kvpolicies.kernels.logit_transform import LogitTransform
 from kvpolicies.kernels.retention import document_bounds
-from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.learned.config import AGGREGATES
 
 EPS = 1e-6
@@ -73,7 +73,7 @@ class Target:
         self,
         queries: Tensor,
         keys: Tensor,
-        softmax: Softmax,
+        softmax: LogitTransform,
         documents: Tensor | None = None,
         expires: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ class Target:
         )
 
     def of(self, log_mass: Tensor, documents: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The same of [B, H, G, S] float32: the log of each key's sum of attention^p."""
+        """Targets [B, H, G, S] float32: the log of each key's sum of attention^p."""
         futures = future_counts(log_mass[:, 0, 0], self.delay, documents)
         mass = log_mass.float()
         if self.per_query:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from kvpolicies.kernels import backend, causal, compact, decode, fps, future, observe, redundancy
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 from scripts.gpu_training import scoring, training
 
 Row = dict[str, Any]
@@ -99,7 +99,7 @@ def _cases(
     k, v = torch.randn(2, b, h, length, d, device=device, dtype=dtype)
     at = torch.arange(length - n, length, device=device).expand(b, n)
     held = torch.arange(length, device=device, dtype=torch.int32).repeat(b, h, 1)
-    softmax, keys = Softmax(d**-0.5), k.numel() * k.element_size()
+    softmax, keys = LogitTransform(d**-0.5), k.numel() * k.element_size()
     one = q[:, :, :, :1]
     all_q = torch.randn(b, h, g, length, d, device=device, dtype=dtype)
     with backend.backend("torch"):
@@ -142,7 +142,7 @@ def foresight(clock: Clock, dry: bool) -> Iterator[Row]:
     q = torch.randn(1, heads, groups, length, d, device=clock.device, dtype=dtype)
     k = torch.randn(1, heads, length, d, device=clock.device, dtype=dtype)
     flat, wide = q.flatten(1, 2), k.repeat_interleave(groups, dim=1)
-    softmax = Softmax(d**-0.5)
+    softmax = LogitTransform(d**-0.5)
     attend = torch.nn.functional.scaled_dot_product_attention
     attention = clock.ms(lambda: attend(flat, wide, wide, is_causal=True))
     with backend.backend("triton"):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kvpolicies.learned.base import config_for
-from kvpolicies.learned.nets import Seen
+from kvpolicies.learned.nets import ScorerInput
 from kvpolicies.learned.scorer import Scorer
 from kvpolicies.models.presets import preset
 
@@ -28,7 +28,9 @@ def scoring(clock: Any, dry: bool) -> Iterator[Row]:
         times = {}
         for n in (1, block):
             seen = torch.randn(rows, config.heads, n, 2 * config.head_dim, device=clock.device)
-            times[n] = clock.ms(lambda s=scorer, x=seen, c=state: s.advance(0, Seen(x, x), c))
+            times[n] = clock.ms(
+                lambda s=scorer, x=seen, c=state: s.advance(0, ScorerInput(x, x), c)
+            )
         yield {
             "check": f"{kind}, a layer's scores, {rows} rows x {config.heads} heads",
             "ok": True,

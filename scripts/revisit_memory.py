@@ -34,7 +34,7 @@ def measure(length: int) -> None:
     from kvpolicies.eval.revisit.config import Revisit
     from kvpolicies.eval.revisit.evictions import Evictions
     from kvpolicies.eval.revisit.rows import analyse
-    from kvpolicies.eval.revisit.setting import Analysis
+    from kvpolicies.eval.revisit.setting import Setting
     from kvpolicies.eval.revisit.traces import Trace
 
     config = LlamaConfig(
@@ -53,7 +53,7 @@ def measure(length: int) -> None:
     asked = Revisit(policies=("streaming",), budgets=("1024",))
     tokens = torch.randint(128, (length + 1,)).tolist()
     times = (torch.arange(length, dtype=torch.int32) + 1024).expand(2, 1, length)
-    analysis = Analysis(asked, model, _Numbers(), find_ropes(model))
+    analysis = Setting(asked, model, _Numbers(), find_ropes(model))
     trace = Trace("random", tokens[:64], tokens[64:])
     before, begin = _peak(), time.perf_counter()
     analyse(analysis, trace, [Evictions(times, 1024)], pictured=True)

@@ -21,7 +21,7 @@ from kvpolicies.models import embedded
 from kvpolicies.replaying import replay
 from kvpolicies.trace import EvictionTrace
 from kvpolicies.train.objective import sizes
-from kvpolicies.train.teacher import Lesson, Teacher
+from kvpolicies.train.teacher import LabelledFeatures, Teacher
 
 DELAY, LENGTH = 16, 412
 TARGETS = {
@@ -61,7 +61,7 @@ def right(model: object, trace: Trace, target: Target, budget: Budget) -> Tensor
     """[T - prompt] bool: which tokens of the trace the model predicts under the evictions."""
     times: list[Tensor] = []
 
-    def learn(lesson: Lesson) -> None:
+    def learn(lesson: LabelledFeatures) -> None:
         times.append(retained(lesson.targets, *sizes(budget))[1][0])
 
     teacher = Teacher(model, target, needs_input=False, unrotated=False)

@@ -41,9 +41,9 @@ def transposed(length: int, heads: int) -> int:
     """The two passes that make a target, float32."""
     from kvpolicies.kernels.causal import causal_lse
     from kvpolicies.kernels.future import future_log_mass
-    from kvpolicies.kernels.softmax import Softmax
+    from kvpolicies.kernels.logit_transform import LogitTransform
 
-    keys, soft = torch.randn(1, heads, length, D), Softmax(D**-0.5)
+    keys, soft = torch.randn(1, heads, length, D), LogitTransform(D**-0.5)
     queries = torch.randn(1, heads, GROUPS, length, D)
 
     def work() -> None:

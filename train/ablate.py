@@ -20,7 +20,7 @@ from kvpolicies.train.ablation import OVERRIDES, Ablation, load_ablation, shippe
 from kvpolicies.train.recipe import Recipe
 
 if TYPE_CHECKING:
-    from kvpolicies.train.packing import Row
+    from kvpolicies.train.packing import PackedRow
 
 NAME = "ablation.csv"
 
@@ -127,7 +127,7 @@ def figures(ablation: Ablation, scorers: dict[str, str]) -> dict[str, tuple[Held
 
 
 def _judged(
-    ablation: Ablation, recipe: Recipe, model: Any, scorer: Any, rows: "Sequence[Row]"
+    ablation: Ablation, recipe: Recipe, model: Any, scorer: Any, rows: "Sequence[PackedRow]"
 ) -> Held:
     """The scorer's figures against the recipe's target."""
     import torch

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from kvpolicies.errors import UserError
-from kvpolicies.train.packing import Blocks, Place, Row, pack, rows_from
+from kvpolicies.train.packing import Blocks, DataCursor, PackedRow, pack, rows_from
 from kvpolicies.train.recipe import Recipe
 from kvpolicies.train.sources import Source
 
@@ -33,7 +33,7 @@ class TrainingRows(IterableDataset):
     """
 
     def __init__(
-        self, source: Blocks, recipe: Recipe, rows: int, rank: int, world: int, place: Place
+        self, source: Blocks, recipe: Recipe, rows: int, rank: int, world: int, place: DataCursor
     ):
         self.source, self.recipe, self.place = source, recipe, place
         self.rows, self.rank, self.world = rows, rank, world
@@ -52,7 +52,7 @@ class TrainingRows(IterableDataset):
 class HeldOutRows(Dataset):
     """Every `world`-th row of the held-out documents; row by row, so that figures do not mix."""
 
-    def __init__(self, rows: list[Row], rank: int, world: int):
+    def __init__(self, rows: list[PackedRow], rank: int, world: int):
         self.rows = rows[rank::world]
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class HeldOutRows(Dataset):
         return _stacked([self.rows[index]])
 
 
-def _stacked(rows: list[Row]) -> Batch:
+def _stacked(rows: list[PackedRow]) -> Batch:
     return {
         "tokens": torch.stack([row.tokens for row in rows]),
         "documents": torch.stack([row.documents for row in rows]),
@@ -75,7 +75,7 @@ class Data(lightning.LightningDataModule):
     def __init__(self, source: Source, recipe: Recipe):
         super().__init__()
         self.source, self.recipe = source, recipe
-        self.place = Place()
+        self.place = DataCursor()
         held_out = source.held_out(recipe.held_out)
         longest = max((len(document) for document in held_out), default=0)
         if longest <= max(recipe.budget):
@@ -106,4 +106,4 @@ class Data(lightning.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from there."""
-        self.place = Place(*state_dict["place"])
+        self.place = DataCursor(*state_dict["place"])

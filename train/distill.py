@@ -18,16 +18,16 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 from torch.utils.checkpoint import checkpoint
 
-from kvpolicies.adapter import Watched
+from kvpolicies.adapter import LayerActivations
 from kvpolicies.head import logits_of
 from kvpolicies.kernels.attention import masked_attention
 from kvpolicies.learned.boundary import retained, static_priorities
 from kvpolicies.learned.mask import block_mask, dense_mask
 from kvpolicies.learned.scorer import Scorer
-from kvpolicies.train.module import Frozen, Learned, Pace, share
+from kvpolicies.train.module import Frozen, Pace, StepLoss, share
 from kvpolicies.train.objective import comparable, decay_of, sizes
 from kvpolicies.train.recipe import Recipe
-from kvpolicies.train.teacher import Lesson, Teacher
+from kvpolicies.train.teacher import LabelledFeatures, Teacher
 
 PART = 256
 
@@ -42,10 +42,10 @@ class Distill(Frozen):
         self._pupil = (Teacher(model, old.target, old.needs_input, old.unrotated),)
 
     def step(self, tokens: Tensor, documents: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """As in `Frozen`; the loss is the scorer's plus the divergence, `kl` of the parts."""
-        learned = Learned()
+        """A training step whose loss is the scorer's plus the divergence, `kl` of the parts."""
+        learned = StepLoss()
 
-        def attend(lesson: Lesson, seen: Watched) -> Tensor:
+        def attend(lesson: LabelledFeatures, seen: LayerActivations) -> Tensor:
             return self.attention(*self.learn(lesson, learned), lesson.documents, seen)
 
         states = self._pupil[0].run(tokens, documents, attend, every=True, holds=self.holds)
@@ -57,7 +57,7 @@ class Distill(Frozen):
     def validation_step(self, batch: dict[str, Tensor], _: int) -> None:
         """The student's figures, and its divergence, under its own evictions."""
 
-        def attend(lesson: Lesson, seen: Watched) -> Tensor:
+        def attend(lesson: LabelledFeatures, seen: LayerActivations) -> Tensor:
             self.judge(lesson)
             scores, decay = comparable(self.scorer, lesson), decay_of(self.scorer, lesson.layer)
             return self.attention(scores, decay, lesson.documents, seen)
@@ -68,7 +68,7 @@ class Distill(Frozen):
         self.log("val/kl", kl, sync_dist=False, rank_zero_only=True, batch_size=1)
 
     def attention(
-        self, scores: Tensor, decay: Tensor | None, documents: Tensor, seen: Watched
+        self, scores: Tensor, decay: Tensor | None, documents: Tensor, seen: LayerActivations
     ) -> Tensor:
         """[B, H, G, S, D]: the layer's attention to what a cache of the budget would still hold."""
         priorities = static_priorities(scores, decay, documents)

@@ -16,7 +16,7 @@ NAME = "figures.csv"
 HEADER = ("step", "layer", "head", "budget", *FIGURES)
 
 
-class Figures:
+class HeldOutFigures:
     """Sums until `close`, then means; rows count the same, whichever device they were on."""
 
     def __init__(self, recipe: Recipe, config: ScorerConfig):

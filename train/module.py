@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from kvpolicies.errors import UserError
 from kvpolicies.learned.scorer import Scorer
-from kvpolicies.train.figures import Figures
-from kvpolicies.train.objective import Objective, Parts, comparable, decay_of, figures, held
+from kvpolicies.train.figures import HeldOutFigures
+from kvpolicies.train.objective import LossParts, Objective, comparable, decay_of, figures, held
 from kvpolicies.train.recipe import Recipe
-from kvpolicies.train.teacher import Holds, Lesson, Teacher, Text
+from kvpolicies.train.teacher import Holds, LabelledFeatures, LayerFeatures, Teacher
 
 
 class Pace(NamedTuple):
@@ -64,7 +64,7 @@ class Frozen(lightning.LightningModule):
         self.names = {
             layer: [n for n in names if n.split(".")[1] == str(layer)] for layer in config.layers
         }
-        self.figures = Figures(recipe, config)
+        self.figures = HeldOutFigures(recipe, config)
 
     @property
     def teacher(self) -> Teacher:
@@ -89,9 +89,9 @@ class Frozen(lightning.LightningModule):
 
     def step(self, tokens: Tensor, documents: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """(means over layers of the loss's parts, surrogate loss) of tokens [B, S]."""
-        learned = Learned()
+        learned = StepLoss()
 
-        def learn(lesson: Lesson) -> None:
+        def learn(lesson: LabelledFeatures) -> None:
             self.learn(lesson, learned)
 
         self.teacher.teach(tokens, documents, learn, self.holds)
@@ -102,11 +102,11 @@ class Frozen(lightning.LightningModule):
         """What the scorer, as it is now, would keep: for targets of sparse attention."""
         return self._held if self.recipe.lse == "sparse" else None
 
-    def _held(self, text: Text) -> Tensor:
+    def _held(self, text: LayerFeatures) -> Tensor:
         with torch.autocast(text.keys.device.type, enabled=False):
             return held(self.recipe, self.scorer, text)
 
-    def learn(self, lesson: Lesson, learned: "Learned") -> tuple[Tensor, Tensor | None]:
+    def learn(self, lesson: LabelledFeatures, learned: "StepLoss") -> tuple[Tensor, Tensor | None]:
         """Adds a layer's part of the loss to `learned`; returns scores and decay, detached."""
         with torch.enable_grad(), torch.autocast(lesson.keys.device.type, enabled=False):
             scores = comparable(self.scorer, lesson)
@@ -124,7 +124,7 @@ class Frozen(lightning.LightningModule):
         """Collects the figures of one held-out row, layer by layer."""
         self.teacher.teach(batch["tokens"], batch["documents"], self.judge)
 
-    def judge(self, lesson: Lesson) -> None:
+    def judge(self, lesson: LabelledFeatures) -> None:
         """Adds a layer's figures.
 
         Raises:
@@ -189,7 +189,7 @@ def at(scorer: Scorer, name: str) -> Tensor:
     return found
 
 
-class Learned:
+class StepLoss:
     """What a step has learned, layer by layer: parts of the loss, and their gradients."""
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class Learned:
         self._terms: list[Tensor] = []
 
     def add(
-        self, parts: Parts, parameters: Sequence[Tensor], grads: Sequence[Tensor | None]
+        self, parts: LossParts, parameters: Sequence[Tensor], grads: Sequence[Tensor | None]
     ) -> None:
         """One layer's parts, and the gradients of its share of the loss."""
         self._parts.append({k: v.detach() for k, v in parts._asdict().items()})

@@ -26,13 +26,13 @@ from kvpolicies.learned.boundary import (
 )
 from kvpolicies.learned.scorer import Scorer
 from kvpolicies.train.recipe import Recipe
-from kvpolicies.train.teacher import Lesson, Text
+from kvpolicies.train.teacher import LabelledFeatures, LayerFeatures
 
 FIGURES = ("recall", "chance", "accuracy", "spearman")
 
 
-class Parts(NamedTuple):
-    """Of one layer, each []; only `loss` has a gradient."""
+class LossParts(NamedTuple):
+    """Parts of one layer's loss, each []; only `loss` has a gradient."""
 
     loss: Tensor
     boundary: Tensor
@@ -48,7 +48,9 @@ class Objective:
     recipe: Recipe
     """Weights, budgets and targets."""
 
-    def __call__(self, scores: Tensor, decay: Tensor | None, lesson: Lesson, step: int) -> Parts:
+    def __call__(
+        self, scores: Tensor, decay: Tensor | None, lesson: LabelledFeatures, step: int
+    ) -> LossParts:
         """The loss at an optimiser step.
 
         Args:
@@ -61,10 +63,10 @@ class Objective:
         regression = torch.stack([self._regression(scores, lesson, row) for row in rows]).mean()
         weights = (0.0, recipe.regression or 1.0) if first else (recipe.boundary, recipe.regression)
         loss = weights[0] * boundary + weights[1] * regression
-        return Parts(loss, boundary.detach(), regression.detach(), accuracy)
+        return LossParts(loss, boundary.detach(), regression.detach(), accuracy)
 
     def _boundary(
-        self, scores: Tensor, decay: Tensor | None, lesson: Lesson
+        self, scores: Tensor, decay: Tensor | None, lesson: LabelledFeatures
     ) -> tuple[Tensor, Tensor]:
         found = []
         for row in range(len(scores)):
@@ -80,7 +82,7 @@ class Objective:
         loss = torch.stack([one.loss for one in found]).mean()
         return loss, torch.stack([one.accuracy for one in found]).nanmean()
 
-    def _regression(self, scores: Tensor, lesson: Lesson, row: int) -> Tensor:
+    def _regression(self, scores: Tensor, lesson: LabelledFeatures, row: int) -> Tensor:
         part = slice(row, row + 1)
         least = self.recipe.min_future
         return regression_loss(scores[part], lesson.targets[part], lesson.futures[part], least)
@@ -96,7 +98,7 @@ def decay_of(scorer: Scorer, layer: int) -> Tensor | None:
     return scorer.age(layer) if scorer.config.ages else None
 
 
-def comparable(scorer: Scorer, text: Text) -> Tensor:
+def comparable(scorer: Scorer, text: LayerFeatures) -> Tensor:
     """[B, H, S]: the scores, as numbers whose differences mean the same everywhere."""
     scores = text.scores(scorer)
     if scorer.config.kind == "trimkv":
@@ -105,7 +107,7 @@ def comparable(scorer: Scorer, text: Text) -> Tensor:
 
 
 @torch.no_grad()
-def held(recipe: Recipe, scorer: Scorer, text: Text) -> Tensor:
+def held(recipe: Recipe, scorer: Scorer, text: LayerFeatures) -> Tensor:
     """[B, H, S] int32: when a cache of the recipe's one budget would evict each token."""
     priorities = static_priorities(
         comparable(scorer, text), decay_of(scorer, text.layer), text.documents
@@ -114,7 +116,7 @@ def held(recipe: Recipe, scorer: Scorer, text: Text) -> Tensor:
 
 
 @torch.no_grad()
-def figures(recipe: Recipe, scorer: Scorer, lesson: Lesson) -> Tensor:
+def figures(recipe: Recipe, scorer: Scorer, lesson: LabelledFeatures) -> Tensor:
     """How a layer's scores of one row do: [budgets, H, FIGURES] float64, NaN for what there is not.
 
     The lesson's targets are those of dense attention whatever `lse` the recipe says, so that

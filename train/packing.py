@@ -18,7 +18,7 @@ from kvpolicies.errors import UserError
 PAD = 0
 
 
-class Place(NamedTuple):
+class DataCursor(NamedTuple):
     """How far the data were read: three whole numbers."""
 
     epoch: int = 0
@@ -28,7 +28,7 @@ class Place(NamedTuple):
     """Rows of the block that were given."""
 
 
-class Row(NamedTuple):
+class PackedRow(NamedTuple):
     """S tokens; `documents` numbers them from 0, and never falls."""
 
     tokens: Tensor
@@ -46,7 +46,7 @@ class Blocks(Protocol):
         ...
 
 
-def pack(documents: Sequence[Sequence[int]], length: int) -> list[Row]:
+def pack(documents: Sequence[Sequence[int]], length: int) -> list[PackedRow]:
     """Rows of `length` tokens that hold all documents, best fit, the longest first; none empty."""
     cut = [list(document[:length]) for document in documents if document]
     rows: list[list[list[int]]] = []
@@ -63,16 +63,18 @@ def pack(documents: Sequence[Sequence[int]], length: int) -> list[Row]:
     return [_row(members, length) for members in rows]
 
 
-def _row(members: list[list[int]], length: int) -> Row:
+def _row(members: list[list[int]], length: int) -> PackedRow:
     tokens = [token for member in members for token in member]
     numbers = [number for number, member in enumerate(members) for _ in member]
     padding = length - len(tokens)
     tokens += [PAD] * padding
     numbers += range(len(members), len(members) + padding)
-    return Row(torch.tensor(tokens), torch.tensor(numbers, dtype=torch.int32))
+    return PackedRow(torch.tensor(tokens), torch.tensor(numbers, dtype=torch.int32))
 
 
-def rows_from(source: Blocks, length: int, seed: int, place: Place) -> Iterator[tuple[Row, Place]]:
+def rows_from(
+    source: Blocks, length: int, seed: int, place: DataCursor
+) -> Iterator[tuple[PackedRow, DataCursor]]:
     """Rows from `place` on, without end, each with the place behind it.
 
     Raises:
@@ -91,5 +93,5 @@ def rows_from(source: Blocks, length: int, seed: int, place: Place) -> Iterator[
         random.Random(f"rows {seed} {epoch} {first}").shuffle(rows)
         for index in range(used, len(rows)):
             given = True
-            yield rows[index], Place(epoch, first, index + 1)
+            yield rows[index], DataCursor(epoch, first, index + 1)
         first, used = first + len(block), 0

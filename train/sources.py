@@ -37,11 +37,11 @@ class Ledgers:
     form: Form = AUTO
 
     def block(self, epoch: int, first: int) -> list[list[int]]:
-        """See `Blocks`."""
+        """Documents `first` and following of the epoch: a block of them."""
         return self._problems(RUN + 1 + self.seed, range(first, first + BLOCK))
 
     def held_out(self, count: int) -> list[list[int]]:
-        """The same `count` documents whatever the seed."""
+        """`count` documents, equal for every seed."""
         return self._problems(RUN, range(count))
 
     def _problems(self, run: int, numbers: range) -> list[list[int]]:
@@ -61,7 +61,7 @@ class Records:
     """So many, the first, are held out."""
 
     def block(self, epoch: int, first: int) -> list[list[int]]:
-        """See `Blocks`."""
+        """Documents `first` and following of the epoch: a block of them."""
         g = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % (1 << 63))
         order = torch.randperm(len(self.records) - self.apart, generator=g)
         chosen = (order[first : first + BLOCK] + self.apart).tolist()
@@ -84,7 +84,7 @@ class Streamed:
     _open: Iterator[Record] = field(default_factory=lambda: iter(()))
 
     def block(self, epoch: int, first: int) -> list[list[int]]:
-        """See `Blocks`; going on where the last one ended reads on, anything else skips there."""
+        """A block of documents: the next ones of the stream, or those that it first skips to."""
         if (epoch, first) != self._at:
             order = self.records.skip(self.apart).shuffle(self.seed + epoch, buffer_size=SHUFFLED)
             self._open = iter(order.skip(first) if first else order)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvpolicies.adapter import Watched, uncached_forward, watched_dense
+from kvpolicies.adapter import LayerActivations, uncached_forward, watched_dense
 from kvpolicies.architecture import find_ropes
 from kvpolicies.head import last_states
 from kvpolicies.kernels.retention import document_bounds
@@ -23,7 +23,7 @@ from kvpolicies.rope import Rope
 
 
 @dataclass(frozen=True)
-class Text:
+class LayerFeatures:
     """What a scorer reads of one layer's part of a batch."""
 
     layer: int
@@ -42,8 +42,8 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Lesson(Text):
-    """The same, and what the scorer should have known."""
+class LabelledFeatures(LayerFeatures):
+    """`LayerFeatures`, and what the scorer should have known."""
 
     targets: Tensor
     """[B, H, S] float32."""
@@ -51,7 +51,7 @@ class Lesson(Text):
     """[B, S] int32, later queries that each target is a mean of."""
 
 
-Holds = Callable[[Text], Tensor]
+Holds = Callable[[LayerFeatures], Tensor]
 """A student's eviction times [B, H, S] int32 at a layer."""
 
 
@@ -80,7 +80,7 @@ class Teacher:
         self,
         tokens: Tensor,
         documents: Tensor,
-        learn: Callable[[Lesson], Any],
+        learn: Callable[[LabelledFeatures], Any],
         holds: Holds | None = None,
     ) -> None:
         """Runs the model on tokens [B, S] and calls `learn` at each full layer, without gradient.
@@ -91,7 +91,7 @@ class Teacher:
             holds: targets are of attention to what this student holds; None = to all.
         """
 
-        def look(lesson: Lesson, _: Watched) -> None:
+        def look(lesson: LabelledFeatures, _: LayerActivations) -> None:
             learn(lesson)
 
         self.run(tokens, documents, look, holds=holds)
@@ -100,11 +100,11 @@ class Teacher:
         self,
         tokens: Tensor,
         documents: Tensor,
-        learn: Callable[[Lesson, Watched], Tensor | None],
+        learn: Callable[[LabelledFeatures, LayerActivations], Tensor | None],
         every: bool = False,
         holds: Holds | None = None,
     ) -> Tensor:
-        """The same with gradient, and with attention of its own where `learn` returns some.
+        """One pass with gradient, and with attention of its own where `learn` returns some.
 
         Returns:
             Last logits [B, V], or with `every` what all logits are made of (head.py), [B, S, E].
@@ -115,12 +115,12 @@ class Teacher:
         positions = positions_in(documents)
         check_words(self.model, [int(tokens.min()), int(tokens.max())], "a document")
 
-        def see(seen: Watched) -> Tensor | None:
+        def see(seen: LayerActivations) -> Tensor | None:
             keys = self._features(seen.layer, seen.keys, positions)
             text = (seen.layer, keys, seen.values, seen.inputs, documents)
-            expires = holds(Text(*text)) if holds else None
+            expires = holds(LayerFeatures(*text)) if holds else None
             targets = self.target(seen.queries, seen.keys, seen.softmax, documents, expires)
-            return learn(Lesson(*text, *targets), seen)
+            return learn(LabelledFeatures(*text, *targets), seen)
 
         with watched_dense(self.model, see, documents, self.needs_input):
             forward = last_states(self.model) if every else uncached_forward(self.model)

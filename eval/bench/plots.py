@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from kvpolicies.budget import BudgetSpec
-from kvpolicies.eval.bench.run import THEIRS, Row
+from kvpolicies.eval.bench.run import THEIRS, BenchRow
 from kvpolicies.eval.display.figures import LIGHT, MARKERS, new_figure, save
 from kvpolicies.models.memory import predict
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
 
 
-def throughput_against_batch(path: Path, rows: Sequence[Row]) -> None:
+def throughput_against_batch(path: Path, rows: Sequence[BenchRow]) -> None:
     """One line a policy and budget; writes a PNG."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
@@ -21,7 +21,9 @@ def throughput_against_batch(path: Path, rows: Sequence[Row]) -> None:
     _draw(path, lines, "rows decoded together", "new tokens a second")
 
 
-def memory_against_length(path: Path, rows: Sequence[Row], model: Any, like: BudgetSpec) -> None:
+def memory_against_length(
+    path: Path, rows: Sequence[BenchRow], model: Any, like: BudgetSpec
+) -> None:
     """Predicted cache and state of one sequence, prompt included; writes a PNG.
 
     Args:
@@ -38,7 +40,7 @@ def memory_against_length(path: Path, rows: Sequence[Row], model: Any, like: Bud
     _draw(path, lines, "new tokens", "cache and policy state of one sequence (MB)", log=True)
 
 
-def _label(row: Row) -> str:
+def _label(row: BenchRow) -> str:
     return f"{row.policy} @ {row.budget}" if row.budget else row.policy
 
 

@@ -39,7 +39,7 @@ class Queue:
 
 
 @dataclass(frozen=True)
-class Served:
+class Throughput:
     """One policy at one budget: both ways to run the same requests."""
 
     policy: str
@@ -77,7 +77,7 @@ def serve(
     queue: Queue,
     step: str,
     on_run: Callable[[str], None],
-) -> Served:
+) -> Throughput:
     """Runs the requests both ways, once each."""
     lengths, g = queue.lengths(), torch.Generator().manual_seed(0)
     words = model.get_output_embeddings().weight.shape[0]
@@ -99,7 +99,7 @@ def serve(
     on_run(f"{policy} @ {budget}: static batches")
     stepping = seconds(static, to_the_end)
     total = sum(lengths)
-    return Served(
+    return Throughput(
         policy, "" if policy == "full" else str(budget), queue.requests, queue.batch, total,
         round(total / replaced, 2), round(total / stepping, 2),
     )  # fmt: skip

@@ -23,7 +23,7 @@ THEIRS = "transformers"
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One `policy` at one `budget` under one load: `batch`, `prompt` and `new` as in `Load`.
 
     `cache_bytes` and `state_bytes` are those of all rows, and `predicted_bytes` is all that a batch
@@ -72,7 +72,7 @@ def measure(
     step: str = "auto",
     with_split: bool = True,
     memory: int | None = None,
-) -> Row:
+) -> BenchRow:
     """Runs one cell.
 
     Args:
@@ -97,7 +97,7 @@ def measure(
     parts = None
     if with_split and policy != THEIRS:
         parts = _split(model, policy, budget, prompts, load)
-    return Row(
+    return BenchRow(
         policy=policy,
         budget="" if policy in ("full", THEIRS) else str(budget),
         batch=load.batch,

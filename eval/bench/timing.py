@@ -29,7 +29,7 @@ class Mark(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """Of the fastest windows of some runs of equal lengths."""
+    """Times of the fastest windows of some runs of equal lengths."""
 
     first_token_s: float
     first_step_s: float

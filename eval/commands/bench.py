@@ -137,18 +137,18 @@ def _measured(
 
 def _measuring(args: argparse.Namespace, memory: int) -> tuple[Any, Callable[..., Any]]:
     """What a cell's row is, and how it is measured: rows that all run to the end."""
-    from kvpolicies.eval.bench.run import Row, measure
+    from kvpolicies.eval.bench.run import BenchRow, measure
 
     split = not args.no_split
     given = {"repeats": args.repeats, "step": args.step, "with_split": split, "memory": memory}
-    return Row, partial(measure, **given)
+    return BenchRow, partial(measure, **given)
 
 
 def _serving(args: argparse.Namespace, policies: list[str]) -> tuple[Any, Callable[..., Any]]:
-    """The same for requests of many lengths, served both ways."""
+    """Measures requests of many lengths, served both ways."""
     from rich import print as say
 
-    from kvpolicies.eval.bench.replacement import Queue, Served, parse_tail, serve
+    from kvpolicies.eval.bench.replacement import Queue, Throughput, parse_tail, serve
 
     if args.requests < 1 or "transformers" in policies:
         raise UserError("--requests: needs at least one, and policies of ours alone")
@@ -159,7 +159,7 @@ def _serving(args: argparse.Namespace, policies: list[str]) -> tuple[Any, Callab
         queue = Queue(args.requests, low, high, args.prompt, load.batch)
         return serve(model, policy, budget, queue, args.step, say)
 
-    return Served, run_cell
+    return Throughput, run_cell
 
 
 def _cells(policies: list[str], budgets: "list[BudgetSpec]", loads: list[Any]) -> Any:
@@ -199,7 +199,7 @@ def _check(args: argparse.Namespace, policies: list[str], budgets: "list[BudgetS
 
 
 def _check_values(policies: list[str]) -> None:
-    """The same of policies, as far as their classes are needed for it."""
+    """Checks policies, as far as their classes are needed for it."""
     from kvpolicies.registry import resolve
 
     for policy in policies:

@@ -26,7 +26,7 @@ from kvpolicies.eval.display import terminal
 from kvpolicies.eval.study import asked, launch
 from kvpolicies.eval.study import locks as claims
 from kvpolicies.eval.study.config import Study, read_study, shipped
-from kvpolicies.eval.study.preparing import Kept, check, prepare
+from kvpolicies.eval.study.preparing import SharedModel, check, prepare
 
 if TYPE_CHECKING:
     from kvpolicies.eval.study.summary import Summary
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if launch.here().leads:
         told = (f"{study.task} on {study.model}, {len(own)} problems" for (_, study), own in every)
         streams.tell(f"compare: {'; '.join(told)}: loading ...")
-    with Kept() as kept:
+    with SharedModel() as kept:
         if len(studies) > 1:  # nothing wrong with the last may come up after hours of the first
             for (where, study), own in every:
                 with _named(where):
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run(where: str, study: Study, problems: "list[Problem]", kept: Kept) -> None:
+def _run(where: str, study: Study, problems: "list[Problem]", kept: SharedModel) -> None:
     """One study; what it held is free when it is done."""
     with _named(where):
         ready = prepare(study, kept, problems)

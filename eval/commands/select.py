@@ -107,10 +107,10 @@ def run(args: argparse.Namespace) -> int:
         read_source(Path(folder))  # what is no study is refused before seconds of imports
     from kvpolicies.eval.select import candidates, evidence
     from kvpolicies.eval.select import decision as choice
-    from kvpolicies.eval.select.decision import CHOSEN, NONE, Limits
+    from kvpolicies.eval.select.decision import CHOSEN, NONE, Constraints
     from kvpolicies.eval.select.deploying import write_files
 
-    limits = Limits(memory, wanted.least_accuracy, wanted.largest_loss, wanted.tolerance)
+    limits = Constraints(memory, wanted.least_accuracy, wanted.largest_loss, wanted.tolerance)
     seen = evidence.read(args.studies, wanted.model)
     load = _load(wanted, seen)
     model = _model(seen)

@@ -54,7 +54,7 @@ def write(folder: Path, study: Study, found: Analysis) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """The same with null for nan, which is no JSON, and intervals by their names."""
+    """Puts null for nan, which is no JSON, and intervals by their names."""
     if isinstance(value, dict):
         return {str(key): _finite(entry) for key, entry in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):

@@ -8,7 +8,7 @@ from kvpolicies.eval.report.table import Entry
 from kvpolicies.eval.study.config import Study
 from kvpolicies.eval.study.pairs import Pair
 
-HEADINGS = ("policy", "minus", "budget", "difference", "p", "p, Holm", "told apart")
+HEADINGS = ("policy", "minus", "budget", "difference", "p", "p, Holm", "significant")
 
 
 def grids(study: Study, pairs: Sequence[Pair], labels: Mapping[str, str]) -> list[dict[str, Any]]:

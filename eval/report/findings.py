@@ -1,8 +1,9 @@
 """What a study shows, in plain sentences made from its numbers alone.
 
-Two policies are told apart only if the interval of their paired difference leaves zero out and a
-paired sign-flip test agrees; where the plain intervals overlap that is said, since overlapping
-intervals neither prove nor rule out a difference between cells that saw the same problems.
+Two policies differ significantly only if the interval of their paired difference leaves zero out
+and a paired sign-flip test agrees; where the plain intervals overlap that is said, since
+overlapping intervals neither prove nor rule out a difference between cells that saw the same
+problems.
 """
 
 from collections.abc import Iterator, Sequence
@@ -102,7 +103,9 @@ def _to_full(measure: Measure, best: Summary, cells: list[Summary]) -> str:
     text = f" Minus full, on the same problems: {measure.show(gap, signed=True)} points, {told}."
     close = [c.policy for c in cells if not c.differences[measure.key].excludes_zero]
     others = [name for name in close if name != best.policy]
-    return text + (f" Not told apart from full either: {_listed(others)}." if others else "")
+    return text + (
+        f" No significant difference from full either: {_listed(others)}." if others else ""
+    )
 
 
 def _to_others(
@@ -123,7 +126,7 @@ def _to_others(
             overlapping.append(cell.policy)
     text = f" {best.policy} is ahead, problem by problem, of {_listed(behind)}." if behind else ""
     if close:
-        text += f" It is not told apart from {_listed(close)}."
+        text += f" It does not differ significantly from {_listed(close)}."
     if overlapping:
         text += f" Its interval overlaps with that of {_listed(overlapping)}."
     return text
@@ -167,8 +170,9 @@ def _lengths(measure: Measure, budget: str, cells: Sequence[Summary]) -> Iterato
         yield f"At {budget}, full cut to the same lengths is behind {_listed(ahead)}."
     if short:
         yield (
-            f"At {budget}, full cut to the same lengths is not told apart from {_listed(short)}: "
-            "it is not shown that they lose more than a text so short would; which of the two "
+            f"At {budget}, full cut to the same lengths does not differ significantly from "
+            f"{_listed(short)}: it is not shown that they lose more than a text so short would; "
+            "which of the two "
             "caused the other, this does not tell."
         )
 
@@ -212,8 +216,8 @@ def compared(study: Study, found: Analysis) -> list[str]:
     apart = sum(pair.told_apart for pair in found.pairs)
     said = [
         f"pairs.csv holds all {len(found.pairs)} comparisons at equal budgets: paired sign-flip "
-        f"tests over problems, Holm's correction for their number. {apart} of them are told apart "
-        "at 5 %."
+        f"tests over problems, Holm's correction for their number. {apart} of them differ "
+        "significantly at 5 %."
     ]
     return said + ([power.sentence(found.power)] if study.entry.measures[0].binary else [])
 

@@ -15,7 +15,7 @@ MOST_MARKS = 40_000
 SHADES = 9
 
 
-class Mark(NamedTuple):
+class GridMark(NamedTuple):
     """One problem at one cell: a class of the style, a sign, and the figure in words."""
 
     kind: str
@@ -64,19 +64,19 @@ def _range(sums: Sequence[dict[str, tuple[float, float]]]) -> tuple[float, float
 
 def _mark(
     measure: Measure, cell: Summary, found: tuple[float, float] | None, ends: tuple[float, float]
-) -> Mark:
+) -> GridMark:
     head = order.title(cell)
     if found is None or not found[1]:
-        return Mark("none", "", f"{head}: no sample")
+        return GridMark("none", "", f"{head}: no sample")
     above, below = found
     if measure.binary:
         title = f"{head}: right in {above:.0f} of {below:.0f}"
         if above in (0, below):
-            return Mark("right", "✓", title) if above else Mark("wrong", "✗", title)
-        return Mark(f"s{_shade(above / below, 0, 1)}", f"{above:.0f}", title)
+            return GridMark("right", "✓", title) if above else GridMark("wrong", "✗", title)
+        return GridMark(f"s{_shade(above / below, 0, 1)}", f"{above:.0f}", title)
     value = above / below
     said = figure(measure, value)
-    return Mark(f"s{_shade(value, *ends)}", said, f"{head}: {said}")
+    return GridMark(f"s{_shade(value, *ends)}", said, f"{head}: {said}")
 
 
 def _shade(value: float, low: float, high: float) -> int:

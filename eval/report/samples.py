@@ -27,7 +27,7 @@ Column = dict[str, Row]
 
 
 @dataclass(frozen=True)
-class Text:
+class SampleText:
     """One cell's text on one problem."""
 
     title: str
@@ -109,7 +109,7 @@ def _problem(
     return {"name": problem, "texts": made}
 
 
-def _text(study: Study, cell: Summary, row: Row, full: Row | None) -> Text:
+def _text(study: Study, cell: Summary, row: Row, full: Row | None) -> SampleText:
     measure = study.entry.measures[0]
     above, below = next(iter(measure.sums([row]).values()))
     if measure.binary:
@@ -128,10 +128,10 @@ def _text(study: Study, cell: Summary, row: Row, full: Row | None) -> Text:
         facts.append("the same as full's" if whole else f"as full's up to token {same:,}")
     title = order.title(cell)
     if KEY not in row:
-        return Text(title, verdict, ", ".join(facts), Markup(), _cut(row), "")
+        return SampleText(title, verdict, ", ".join(facts), Markup(), _cut(row), "")
     held = row[KEY]
     asked, written = _pieces(held, None if study.entry.forced else same)
-    return Text(title, verdict, ", ".join(facts), asked, written, "|".join(held["levels"]))
+    return SampleText(title, verdict, ", ".join(facts), asked, written, "|".join(held["levels"]))
 
 
 def _agreement(row: Row, full: Row) -> int:

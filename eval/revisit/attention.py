@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kvpolicies.eval.revisit.config import Rule
 from kvpolicies.kernels.causal import grouped_logits
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 
 # Queries handled at once.
 BLOCK = 64
@@ -50,7 +50,12 @@ class LayerFigures:
 
 @torch.no_grad()
 def look(
-    queries: Tensor, keys: Tensor, softmax: Softmax, first: int, rule: Rule, times: Sequence[Tensor]
+    queries: Tensor,
+    keys: Tensor,
+    softmax: LogitTransform,
+    first: int,
+    rule: Rule,
+    times: Sequence[Tensor],
 ) -> LayerFigures:
     """Reads one layer's attention of one sequence.
 
@@ -76,7 +81,12 @@ _SUMS = ("histogram", "received", "revisits", "totals", "lost")
 
 
 def _look_at_head(
-    queries: Tensor, keys: Tensor, softmax: Softmax, first: int, rule: Rule, times: list[Tensor]
+    queries: Tensor,
+    keys: Tensor,
+    softmax: LogitTransform,
+    first: int,
+    rule: Rule,
+    times: list[Tensor],
 ) -> LayerFigures:
     length = keys.shape[0]
     double = {"dtype": _DOUBLE, "device": keys.device}
@@ -116,7 +126,7 @@ class _Block:
 
     @classmethod
     def of(
-        cls, queries: Tensor, keys: Tensor, softmax: Softmax, begin: int, rule: Rule
+        cls, queries: Tensor, keys: Tensor, softmax: LogitTransform, begin: int, rule: Rule
     ) -> "_Block":
         length = keys.shape[0]
         logits = grouped_logits(queries[None, None], keys[None, None], softmax)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from kvpolicies.decoding import generate
-from kvpolicies.eval.revisit.setting import Analysis
+from kvpolicies.eval.revisit.setting import Setting
 from kvpolicies.eval.revisit.traces import Trace
 
 
@@ -21,7 +21,7 @@ class Evictions:
 
 
 def decode(
-    analysis: Analysis, unit: Sequence[Trace], number: int, step: Callable[[int], Any]
+    analysis: Setting, unit: Sequence[Trace], number: int, step: Callable[[int], Any]
 ) -> dict[str, list[Evictions]]:
     """Evictions of each policy and budget by the trace's id, the unit decoded together.
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvpolicies.adapter import Watched, uncached_forward, watched_dense
+from kvpolicies.adapter import LayerActivations, uncached_forward, watched_dense
 from kvpolicies.errors import UserError
 from kvpolicies.eval.revisit.attention import LOSSES, LayerFigures, look
 from kvpolicies.eval.revisit.config import Rule
 from kvpolicies.eval.revisit.evictions import Evictions
-from kvpolicies.eval.revisit.setting import Analysis
+from kvpolicies.eval.revisit.setting import Setting
 from kvpolicies.eval.revisit.space import Sample, mean_cosines, unrotated
 from kvpolicies.eval.revisit.traces import Trace
 from kvpolicies.eval.study.results import whole_lines
@@ -58,9 +58,7 @@ def _text(row: Row) -> bytes:
     return json.dumps(row, ensure_ascii=False, allow_nan=False).encode(errors="replace")
 
 
-def analyse(
-    analysis: Analysis, trace: Trace, evictions: Sequence[Evictions], pictured: bool
-) -> Row:
+def analyse(analysis: Setting, trace: Trace, evictions: Sequence[Evictions], pictured: bool) -> Row:
     """One trace's row.
 
     Args:
@@ -113,7 +111,7 @@ class _Pass:
         self.heads = 0
         self.sums: dict[str, Tensor] = {}
 
-    def see(self, seen: Watched) -> None:
+    def see(self, seen: LayerActivations) -> None:
         queries, keys = seen.queries[0], seen.keys[0]
         times = [e[seen.layer] for e in self.times]
         own = look(queries, keys, seen.softmax, self.first, self.rule, times)
@@ -124,7 +122,9 @@ class _Pass:
             self.sums[name] = self.sums.get(name, 0) + getattr(own, name)
         self.cosines.append(self._look_before_rope(seen, own))
 
-    def _look_before_rope(self, seen: Watched, own: LayerFigures) -> list[list[float | None]]:
+    def _look_before_rope(
+        self, seen: LayerActivations, own: LayerFigures
+    ) -> list[list[float | None]]:
         late = seen.queries[0, :, :, self.first :]
         cosines = []
         for h, before in enumerate(unrotated(self.ropes[seen.layer], late, self.first)):

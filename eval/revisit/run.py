@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from kvpolicies import streams
 from kvpolicies.eval.revisit.config import Revisit
-from kvpolicies.eval.revisit.traces import Source, encode, find
+from kvpolicies.eval.revisit.traces import TraceSource, encode, find
 from kvpolicies.eval.study import asked, provenance
 from kvpolicies.eval.study import locks as claims
 from kvpolicies.eval.study.results import NAME as RESULTS
@@ -41,18 +41,18 @@ def run(config: Revisit) -> tuple[Revisit, list[Row]]:
     return _run(config.resolved(), source)  # torch is imported from here on
 
 
-def _run(config: Revisit, source: Source) -> tuple[Revisit, list[Row]]:
+def _run(config: Revisit, source: TraceSource) -> tuple[Revisit, list[Row]]:
     from kvpolicies.architecture import find_ropes
     from kvpolicies.eval.revisit.evictions import decode
     from kvpolicies.eval.revisit.rows import analyse, line_of, read_rows
-    from kvpolicies.eval.revisit.setting import Analysis, check
+    from kvpolicies.eval.revisit.setting import Setting, check
 
     assert config.model is not None
     provenance.check_folder(config, source.problems)
     read_rows(Path(config.out) / RESULTS)  # a broken line is found now
     model, tokenizer = loading.load(config.model, config.dtype, config.device)
     traces, told = encode(config, source, tokenizer)
-    analysis = Analysis(config, model, tokenizer, find_ropes(model))
+    analysis = Setting(config, model, tokenizer, find_ropes(model))
     check(analysis, traces)
     for sentence in asked.cautions(told):
         streams.say(sentence)

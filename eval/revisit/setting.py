@@ -15,7 +15,7 @@ from kvpolicies.rope import Rope
 
 
 @dataclass(frozen=True)
-class Analysis:
+class Setting:
     """What the traces of a run share."""
 
     config: Revisit
@@ -29,7 +29,7 @@ class Analysis:
         return [(p, b) for p in self.config.policies for b in self.config.budgets]
 
 
-def check(analysis: Analysis, traces: Sequence[Trace]) -> None:
+def check(analysis: Setting, traces: Sequence[Trace]) -> None:
     """Raises UserError if a trace, a policy or a budget cannot be run on the model."""
     config, model = analysis.config, analysis.model
     shape = inspect_model(model)

@@ -64,7 +64,7 @@ def _map(rows: Sequence[Row], name: str) -> list[list[float]]:
 
 
 def _cosines(rows: Sequence[Row]) -> list[list[list[float | None]]]:
-    """As COSINES: [layers][query heads], the mean over the traces that have one."""
+    """COSINES as [layers][query heads], the mean over the traces that have one."""
     whole = np.asarray([row["cosines"] for row in rows], dtype=float)
     whole = whole.reshape(len(rows), len(rows[0]["layers"]), -1, len(COSINES))
     there = ~np.isnan(whole)

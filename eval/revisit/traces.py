@@ -36,7 +36,7 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Source:
+class TraceSource:
     """What `find` found."""
 
     study: Study
@@ -47,7 +47,7 @@ class Source:
     """New tokens by the trace's id, where a study generated them."""
 
 
-def find(config: Revisit) -> tuple[Revisit, Source]:
+def find(config: Revisit) -> tuple[Revisit, TraceSource]:
     """The traces' problems, and the config with its model's name filled in.
 
     Raises:
@@ -60,7 +60,7 @@ def find(config: Revisit) -> tuple[Revisit, Source]:
     if config.traces == "ledger":
         name = config.model or "embedded"
         study = Study(model=name, length=config.length, **asks)
-        source = Source(study, study.load(), None)
+        source = TraceSource(study, study.load(), None)
     elif path.is_dir() or path.name == RESULTS:
         source = _generations(path if path.is_dir() else path.parent)
         name = source.study.model
@@ -81,7 +81,7 @@ def find(config: Revisit) -> tuple[Revisit, Source]:
             max_new_tokens=config.max_new_tokens,
             **asks,
         )
-        source = Source(study, study.load(), None)
+        source = TraceSource(study, study.load(), None)
     chosen = source.problems[config.skip : config.skip + config.problems]
     if not chosen:
         raise UserError(
@@ -100,7 +100,9 @@ def _as_asked(config: Revisit, study: Study) -> Revisit:
     return replace(config, **{key: getattr(study, key) for key in FORM})
 
 
-def encode(config: Revisit, source: Source, tokenizer: Any) -> tuple[list[Trace], dict[str, Any]]:
+def encode(
+    config: Revisit, source: TraceSource, tokenizer: Any
+) -> tuple[list[Trace], dict[str, Any]]:
     """The traces as tokens, in order; and how they were asked (`asked.describe`).
 
     Raises:
@@ -122,7 +124,7 @@ def encode(config: Revisit, source: Source, tokenizer: Any) -> tuple[list[Trace]
     return traces, asked.describe(study, requests, tokenizer)
 
 
-def _generations(folder: Path) -> Source:
+def _generations(folder: Path) -> TraceSource:
     """What `full` wrote in a study's folder, a problem a sample."""
     try:
         known = provenance.read_record(folder)
@@ -149,4 +151,4 @@ def _generations(folder: Path) -> Source:
         generated[name] = row["tokens"]
     if not found:
         raise UserError(f"traces {folder}: holds no text that full generated")
-    return Source(study, found, generated)
+    return TraceSource(study, found, generated)

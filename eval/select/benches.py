@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from kvpolicies.errors import UserError, caution
-from kvpolicies.eval.select.sources import Source
+from kvpolicies.eval.select.sources import StudyFolder
 from kvpolicies.eval.study import results
 from kvpolicies.eval.study.config import Cell, cells
 from kvpolicies.eval.study.records import FULL, Grid
@@ -62,7 +62,7 @@ class Bench:
         return self.cells[Cell(FULL, FULL)]
 
 
-def read_bench(source: Source) -> Bench:
+def read_bench(source: StudyFolder) -> Bench:
     """The samples of a folder.
 
     Raises:
@@ -89,7 +89,7 @@ def read_bench(source: Source) -> Bench:
 
 
 def _check_finished(
-    source: Source,
+    source: StudyFolder,
     problems: tuple[str, ...],
     kept: dict[Cell, dict[tuple[str, int], Row]],
     dropped: str,

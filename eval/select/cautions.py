@@ -5,7 +5,7 @@ from typing import Any
 from kvpolicies.eval.select.benches import Bench
 from kvpolicies.eval.select.candidates import Candidate
 from kvpolicies.eval.select.evidence import Evidence
-from kvpolicies.eval.select.sources import Source
+from kvpolicies.eval.select.sources import StudyFolder
 from kvpolicies.eval.study import asked
 from kvpolicies.models.memory import Load
 
@@ -36,7 +36,7 @@ def cautions(evidence: Evidence, winner: Candidate, load: Load, config: Any) -> 
     return said
 
 
-def _asked(source: Source) -> list[str]:
+def _asked(source: StudyFolder) -> list[str]:
     if source.told is None:
         return [
             f"{source.folder} does not say how its prompts were rendered, so that the deployment "
@@ -46,7 +46,7 @@ def _asked(source: Source) -> list[str]:
 
 
 def _cut_off(bench: Bench, winner: Candidate) -> list[str]:
-    """Of full, which losses are against, and of the winner."""
+    """Says how often full, which losses are against, and the winner were cut off."""
     said = []
     for label, cell in {"full": bench.full, winner.label: bench.cells[winner.cell]}.items():
         if (share := float(cell.cut.mean())) >= NOTABLE:

@@ -50,7 +50,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Limits:
+class Constraints:
     """What is asked for. Shares are 0 to 1; None = not asked."""
 
     memory: int | None = None
@@ -69,7 +69,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Test:
+class BoundTest:
     """One candidate on one bench against one threshold."""
 
     bench: str
@@ -115,11 +115,11 @@ class Choice:
     """Whether one was chosen, the data cannot tell, or none meets the constraints."""
     winner: Candidate | None
     """If undecided, the best by point estimates."""
-    limits: Limits
+    limits: Constraints
     """What was asked for."""
     candidates: tuple[Candidate, ...]
     """All, full first."""
-    tests: dict[Cell, tuple[Test, ...]]
+    tests: dict[Cell, tuple[BoundTest, ...]]
     """Of each candidate, on each task against each threshold."""
     level: float
     """Of each bound."""
@@ -150,7 +150,7 @@ class Choice:
         return tuple(c for c in self.candidates if self.fits(c))
 
 
-def choose(evidence: Evidence, candidates: Sequence[Candidate], limits: Limits) -> Choice:
+def choose(evidence: Evidence, candidates: Sequence[Candidate], limits: Constraints) -> Choice:
     """Applies the rule above to candidates of `evidence`."""
     fit = [c for c in candidates if limits.memory is None or c.memory.total <= limits.memory]
     if limits.on_accuracy:
@@ -159,11 +159,11 @@ def choose(evidence: Evidence, candidates: Sequence[Candidate], limits: Limits) 
 
 
 def _cheapest(
-    evidence: Evidence, candidates: Sequence[Candidate], fit: list[Candidate], limits: Limits
+    evidence: Evidence, candidates: Sequence[Candidate], fit: list[Candidate], limits: Constraints
 ) -> Choice:
     tested = [c for c in fit if limits.least_accuracy is not None or not c.is_full]
     level = ERROR / max(1, len(tested))
-    tests: dict[Cell, list[Test]] = {c.cell: [] for c in candidates}
+    tests: dict[Cell, list[BoundTest]] = {c.cell: [] for c in candidates}
     for bench in evidence.benches:
         for test_of in _tests(bench, candidates, limits, level, evidence.study.seed):
             for cell, test in test_of.items():
@@ -184,8 +184,8 @@ def _cheapest(
 
 
 def _tests(
-    bench: Bench, candidates: Sequence[Candidate], limits: Limits, level: float, seed: int
-) -> list[dict[Cell, Test]]:
+    bench: Bench, candidates: Sequence[Candidate], limits: Constraints, level: float, seed: int
+) -> list[dict[Cell, BoundTest]]:
     """For each constraint, every candidate's test on this bench."""
     found, full = [], bench.full.correct
     if limits.least_accuracy is not None:
@@ -206,7 +206,7 @@ def _against(
     worst: float,
     level: float,
     seed: int,
-) -> dict[Cell, Test]:
+) -> dict[Cell, BoundTest]:
     if not values:
         return {}
     columns = np.stack([x.mean(axis=1) for x in values.values()])
@@ -214,15 +214,15 @@ def _against(
     found = {}
     for (cell, x), bound in zip(values.items(), low.tolist(), strict=True):
         lacking = None if bound >= threshold - _ROUNDING else need([x], threshold, worst, level)
-        found[cell] = Test(bench.label, kind, float(x.mean()), bound, threshold, lacking)
+        found[cell] = BoundTest(bench.label, kind, float(x.mean()), bound, threshold, lacking)
     return found
 
 
 def _best(
-    evidence: Evidence, candidates: Sequence[Candidate], fit: list[Candidate], limits: Limits
+    evidence: Evidence, candidates: Sequence[Candidate], fit: list[Candidate], limits: Constraints
 ) -> Choice:
     level = ERROR / max(1, len(fit) - 1)
-    none: dict[Cell, tuple[Test, ...]] = {c.cell: () for c in candidates}
+    none: dict[Cell, tuple[BoundTest, ...]] = {c.cell: () for c in candidates}
     if not fit:
         return Choice(NONE, None, limits, tuple(candidates), none, level)
     ranked = sorted(fit, key=lambda c: (-c.mean.accuracy.value, c.held, c.label))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvpolicies.eval.select.benches import Bench, read_bench
-from kvpolicies.eval.select.sources import Source, check_alike, check_same_bench, read_source
+from kvpolicies.eval.select.sources import StudyFolder, check_alike, check_same_bench, read_source
 from kvpolicies.eval.study import lookahead
 from kvpolicies.eval.study.config import Cell, Study
 
@@ -17,7 +17,7 @@ from kvpolicies.eval.study.config import Cell, Study
 class Evidence:
     """All benches, and which cells were measured on each of them."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[StudyFolder, ...]
     benches: tuple[Bench, ...]
     cells: tuple[Cell, ...]
     """The candidates: full first."""
@@ -31,7 +31,7 @@ class Evidence:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of the longest prompt measured; 0 where no row says."""
+        """Tokens of the longest prompt measured; 0 where no row says."""
         return max(int(bench.full.prompts.max()) for bench in self.benches)
 
 
@@ -55,7 +55,7 @@ def read(folders: Sequence[str], model: str | None) -> Evidence:
     return _assembled(sources, _labelled(list(benches.values())))
 
 
-def _assembled(sources: list[Source], benches: list[Bench]) -> Evidence:
+def _assembled(sources: list[StudyFolder], benches: list[Bench]) -> Evidence:
     seen = dict.fromkeys(cell for bench in benches for cell in bench.cells)
     left_out = {}
     for cell in seen:

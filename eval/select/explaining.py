@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from kvpolicies.eval.display.bytesize import size
 from kvpolicies.eval.select.candidates import Candidate
-from kvpolicies.eval.select.decision import EQUAL, NONE, UNDECIDED, Choice, Test
+from kvpolicies.eval.select.decision import EQUAL, NONE, UNDECIDED, BoundTest, Choice
 from kvpolicies.eval.select.power import Need
 
 MOST = 4
@@ -47,7 +47,7 @@ def faults(choice: Choice, candidate: Candidate) -> list[str]:
     return found
 
 
-def _failed(test: Test) -> str:
+def _failed(test: BoundTest) -> str:
     short = f"{points(-test.slack)} points short"
     if test.kind == "loss":
         text = (

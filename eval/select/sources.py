@@ -19,7 +19,7 @@ _OWN = ("out", "policies", "budgets", "batch_size", "device", "data", *FORM)
 
 
 @dataclass(frozen=True)
-class Source:
+class StudyFolder:
     """A study folder: what it ran, on which code and which problems."""
 
     folder: str
@@ -41,7 +41,7 @@ class Source:
         return None if self.told is None else Form(**self.told["form"])
 
 
-def read_source(folder: Path) -> Source:
+def read_source(folder: Path) -> StudyFolder:
     """What a folder's run.json says.
 
     Raises:
@@ -68,7 +68,7 @@ def read_source(folder: Path) -> Source:
             "to choose by; give a study of a task that generates"
         )
     ids = provenance.problem_ids(record)
-    return Source(str(folder), study, tuple(commits), fingerprint, count, weights, told, ids)
+    return StudyFolder(str(folder), study, tuple(commits), fingerprint, count, weights, told, ids)
 
 
 def _record(folder: Path) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _record(folder: Path) -> dict[str, Any]:
     return provenance.read_record(folder)
 
 
-def check_alike(sources: list[Source], model: str | None) -> None:
+def check_alike(sources: list[StudyFolder], model: str | None) -> None:
     """Raises UserError unless all measured one model, `model` if given, under one sampling."""
     first = sources[0]
     for source in sources:
@@ -110,7 +110,7 @@ def check_alike(sources: list[Source], model: str | None) -> None:
             )
 
 
-def check_same_bench(source: Source, other: Source) -> None:
+def check_same_bench(source: StudyFolder, other: StudyFolder) -> None:
     """Raises UserError for the same problems under other conditions."""
     mine, theirs = source.study.identity(), other.study.identity()
     unlike = [key for key in mine if key not in _OWN and mine[key] != theirs[key]]

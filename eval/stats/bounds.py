@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvpolicies.eval.stats.intervals import LEVEL, RESAMPLES, Interval
+from kvpolicies.eval.stats.intervals import CONFIDENCE, RESAMPLES, Interval
 
 TAIL = 100
 """Draws beyond a bound: their share is then known to a tenth."""
@@ -71,5 +71,5 @@ def mean_over_tasks(values: Sequence[np.ndarray], seed: int) -> Interval:
     value = float(np.mean([x.mean() for x in values]))
     if min(len(x) for x in values) == 1:
         return Interval(value, math.nan, math.nan)
-    ends = np.quantile(total / len(values), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    ends = np.quantile(total / len(values), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Interval(value, float(ends[0]), float(ends[1]))

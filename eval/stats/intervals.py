@@ -15,7 +15,7 @@ import numpy as np
 import scipy  # its parts load when they are first used; stats takes a second
 from numpy.typing import ArrayLike
 
-LEVEL = 0.95
+CONFIDENCE = 0.95
 RESAMPLES = 4999
 FLIPS = 9999
 """Sign patterns of a test whose gaps are no whole numbers: all of them up to 13 problems."""
@@ -48,7 +48,7 @@ def wilson(successes: float, total: float) -> Interval:
     """
     if total == 0:
         return Interval(math.nan, math.nan, math.nan)
-    share, z2 = successes / total, scipy.special.ndtri((1 + LEVEL) / 2) ** 2
+    share, z2 = successes / total, scipy.special.ndtri((1 + CONFIDENCE) / 2) ** 2
     middle = (share + z2 / (2 * total)) / (1 + z2 / total)
     spread = z2 * (share * (1 - share) / total + z2 / (4 * total**2))
     half = math.sqrt(max(0.0, spread)) / (1 + z2 / total)
@@ -75,7 +75,7 @@ def clustered(sums: Sequence[float], sizes: Sequence[float], trials: float) -> I
     v = count / (count - 1) * ((above - share * below) ** 2).sum() / below.sum() ** 2
     size = share * (1 - share) / v if v > 0 else count
     size = min(max(size, count), max(trials, count))
-    tail = (1 + LEVEL) / 2
+    tail = (1 + CONFIDENCE) / 2
     size *= (scipy.special.ndtri(tail) / scipy.special.stdtrit(count - 1, tail)) ** 2
     return Interval(share, *wilson(share * size, size)[1:])
 
@@ -132,7 +132,7 @@ def paired_difference(
     if count == 1:
         return Interval(value, math.nan, math.nan)
     variance = count / (count - 1) * ((gaps - value * below) ** 2).sum() / below.sum() ** 2
-    half = float(scipy.special.stdtrit(count - 1, (1 + LEVEL) / 2) * math.sqrt(variance))
+    half = float(scipy.special.stdtrit(count - 1, (1 + CONFIDENCE) / 2) * math.sqrt(variance))
     return Interval(value, max(-most, value - half), min(most, value + half))
 
 
@@ -208,7 +208,7 @@ def _bootstrap(numerators: ArrayLike, denominators: ArrayLike, seed: int) -> Int
         paired=True,
         vectorized=True,
         n_resamples=RESAMPLES,
-        confidence_level=LEVEL,
+        confidence_level=CONFIDENCE,
         method="percentile",
         rng=np.random.default_rng(seed),
     )

@@ -1,4 +1,4 @@
-"""What a study could tell apart, and how many problems and samples the next one needs.
+"""What differences a study could detect, and how many problems and samples the next one needs.
 
 Two policies answer n samples of each of P problems with common random numbers. Let d be the gap of
 one sample (1, 0 or -1 for right answers): its mean over samples differs from problem to problem
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-LEVEL = 0.05
+ALPHA = 0.05
 """Chance of calling two equal policies different."""
 CHANCE = 0.8
 """Chance of telling a difference that is there (the power)."""
@@ -50,7 +50,7 @@ class Spread:
     """Pearson's, of the two policies' means over problems; nan where one of them is constant."""
 
     def variance(self, samples: float) -> float:
-        """Of one problem's mean gap over so many samples; nan where that is not known."""
+        """Variance of one problem's mean gap over so many samples; nan where that is not known."""
         if math.isnan(self.within):
             return self.between if samples == 1 else math.nan
         return self.between + self.within / samples
@@ -64,7 +64,7 @@ class Spread:
         variance = self.variance(samples)
         if not variance > 0 or problems < 2:
             return math.nan
-        quantiles = stdtrit(problems - 1, 1 - LEVEL / 2) + stdtrit(problems - 1, CHANCE)
+        quantiles = stdtrit(problems - 1, 1 - ALPHA / 2) + stdtrit(problems - 1, CHANCE)
         return float(quantiles) * math.sqrt(variance / problems) + 2 / (samples * problems)
 
     def problems(self, points: float, samples: float) -> int | None:
@@ -92,7 +92,7 @@ class Power:
     """The smallest difference that this study tells with chance 0.8 at level 0.05."""
     needed: dict[int, int]
     """{samples a problem: problems} that tell 3 points; this study's own number of samples alone
-    where it has but one, from which the two variances cannot be told apart."""
+    where it has but one, from which the two variances cannot be separated."""
 
 
 UNKNOWN = Spread(math.nan, math.nan, math.nan)
@@ -142,9 +142,9 @@ def sentence(power: Power | None) -> str:
     others = [f"{p} with {n}" for n, p in power.needed.items() if n != power.samples]
     samples = f"{power.samples} sample{'s' if power.samples > 1 else ''}"
     told = (
-        f"a true difference of {100 * power.detectable:.1f} points is told apart"
+        f"a true difference of {100 * power.detectable:.1f} points is detected"
         if power.detectable < 1
-        else "no difference, however large, is told apart"
+        else "no difference, however large, is detected"
     )
     text = (
         f"With {power.problems} problems and {samples} each, {told} with chance 80 % by one test "

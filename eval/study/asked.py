@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvpolicies.errors import UserError
-from kvpolicies.eval.study.prompts import Request
+from kvpolicies.eval.study.prompts import StudyRequest
 from kvpolicies.models import tokens
 from kvpolicies.models.form import Form
 from kvpolicies.models.prompts import Prompts, user
@@ -24,7 +24,7 @@ FIRST, LAST = 800, 400
 """Tokens that are shown of a longer prompt."""
 
 
-def describe(form: Form, requests: Sequence[Request], tokenizer: Any) -> dict[str, Any]:
+def describe(form: Form, requests: Sequence[StudyRequest], tokenizer: Any) -> dict[str, Any]:
     """What run.json tells of the requests.
 
     Returns:
@@ -108,7 +108,7 @@ def cautions(told: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def _example(request: Request, tokenizer: Any) -> dict[str, Any]:
+def _example(request: StudyRequest, tokenizer: Any) -> dict[str, Any]:
     ids = request.prompt
     hidden = max(0, len(ids) - FIRST - LAST)
     pieces = tokens.pieces(tokenizer, ids[:FIRST] if hidden else ids)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kvpolicies.budget import BudgetSpec
 from kvpolicies.eval.stats.intervals import Interval
-from kvpolicies.eval.study.prompts import Request
+from kvpolicies.eval.study.prompts import StudyRequest
 from kvpolicies.eval.study.results import FULL, Key
 from kvpolicies.eval.tasks.measures import Measure, Row
 from kvpolicies.eval.tasks.task import Problem, Task
@@ -34,7 +34,7 @@ MEANINGS = {
 }
 
 
-class Kept(Protocol):
+class RowSource(Protocol):
     """Where full's rows come from: they grow while a study runs."""
 
     rows: list[dict[str, Any]]
@@ -47,13 +47,13 @@ class Cuts:
         decode: new tokens to the text that is graded.
     """
 
-    def __init__(self, task: Task, kept: Kept, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, task: Task, kept: RowSource, decode: Callable[[Sequence[int]], str]) -> None:
         self.task, self.kept, self.decode = task, kept, decode
         self._full: dict[Key, Row] = {}
         self._seen = 0
         self._made: dict[tuple[Key, int], Row] = {}
 
-    def of(self, request: Request, made: Generation, budget: BudgetSpec) -> dict[str, Row]:
+    def of(self, request: StudyRequest, made: Generation, budget: BudgetSpec) -> dict[str, Row]:
         """The controls of one sample of a policy at `budget`: length and grades of each."""
         asked = budget.of(request.length).total
         # A paper's own rule holds more slots than were asked for, a charged state is worth some.

@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessRank:
     """This process among `world` processes; a process alone is rank 0 of 1."""
 
     rank: int = 0
@@ -30,7 +30,7 @@ class Place:
         return self.rank == 0
 
 
-def here() -> Place:
+def here() -> ProcessRank:
     """This process's place.
 
     Raises:
@@ -41,7 +41,7 @@ def here() -> Place:
     local = _number(0, "LOCAL_RANK", "SLURM_LOCALID")
     if "RANK" in os.environ and rank >= world:
         raise UserError(f"RANK is {rank} and WORLD_SIZE {world}: ranks count from 0 to it")
-    return Place(rank, world, local)
+    return ProcessRank(rank, world, local)
 
 
 class Group:
@@ -54,7 +54,7 @@ class Group:
         UserError: another number of processes was started.
     """
 
-    def __init__(self, size: int, place: Place) -> None:
+    def __init__(self, size: int, place: ProcessRank) -> None:
         if size > 1 and size != place.world:
             raise UserError(
                 f"tensor_parallel: {size} processes must be started together (torchrun "
@@ -86,7 +86,7 @@ class Group:
             distributed.destroy_process_group()
 
 
-def device(name: str, place: Place) -> str:
+def device(name: str, place: ProcessRank) -> str:
     """The device of this rank: `auto` and `cuda` mean its own GPU where there are several."""
     import torch
 

@@ -52,7 +52,7 @@ class Pair:
     @property
     def told_apart(self) -> bool:
         """Whether the difference stands after the correction, at 5 %."""
-        return self.p_holm < power.LEVEL
+        return self.p_holm < power.ALPHA
 
 
 def compare(study: Study, rows: Sequence[Row]) -> list[Pair]:

@@ -12,7 +12,7 @@ from kvpolicies.errors import UserError, caution
 from kvpolicies.eval.study import asked, launch, prompts, provenance
 from kvpolicies.eval.study.config import Study
 from kvpolicies.eval.study.launch import Group
-from kvpolicies.eval.study.prompts import Request
+from kvpolicies.eval.study.prompts import StudyRequest
 from kvpolicies.eval.tasks.task import Problem
 from kvpolicies.models import loading
 from kvpolicies.positions import check_positions
@@ -31,12 +31,12 @@ class Prepared:
     problems: list[Problem]
     model: Any
     tokenizer: Any
-    requests: list[Request]
+    requests: list[StudyRequest]
     asked: dict[str, Any]
     """How the requests ask (asked.py)."""
 
 
-class Kept:
+class SharedModel:
     """What studies one after another share: a model, never two at a time, and a process group.
 
     A context: on leaving, both are given back.
@@ -47,7 +47,7 @@ class Kept:
         self._made: tuple[Any, Any] | None = None
         self._group: Group | None = None
 
-    def __enter__(self) -> "Kept":
+    def __enter__(self) -> "SharedModel":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -65,7 +65,7 @@ class Kept:
         return self._made
 
 
-def prepare(study: Study, kept: Kept, problems: list[Problem] | None = None) -> Prepared:
+def prepare(study: Study, kept: SharedModel, problems: list[Problem] | None = None) -> Prepared:
     """Loads problems and model, and tries every policy and budget on them. Writes nothing.
 
     A folder that holds more than was asked for is gone on with as a whole.
@@ -134,7 +134,7 @@ def check(study: Study) -> list[Problem]:
     return problems
 
 
-def check_room(study: Study, requests: Sequence[Request], model: Any) -> None:
+def check_room(study: Study, requests: Sequence[StudyRequest], model: Any) -> None:
     """Raises UserError if the device cannot hold full's longest samples, a batch of them at once.
 
     What other policies hold at once is no more than that, their own state aside.
@@ -160,7 +160,7 @@ def check_rows(study: Study, problems: int) -> None:
     room.check(rows * ROW, what, "lower problems or samples")
 
 
-def check_budgets(study: Study, requests: Sequence[Request]) -> None:
+def check_budgets(study: Study, requests: Sequence[StudyRequest]) -> None:
     """Raises UserError if a budget is impossible for a request, or for a policy with it."""
     from kvpolicies.admission import asked_for, scheduled
 

@@ -21,7 +21,7 @@ LEDGER_SLACK = 16
 
 
 @dataclass(frozen=True)
-class Request:
+class StudyRequest:
     """One sample of one problem, as tokens."""
 
     identity: int
@@ -37,7 +37,7 @@ class Request:
         return len(self.prompt) + self.max_new_tokens
 
 
-def encode(study: Study, problems: Sequence[Problem], tokenizer: Any) -> list[Request]:
+def encode(study: Study, problems: Sequence[Problem], tokenizer: Any) -> list[StudyRequest]:
     """The requests of a resolved study: the first sample of each problem, then the second.
 
     More problems, or more samples of each, leave the requests that were there as they were.
@@ -58,7 +58,7 @@ def encode(study: Study, problems: Sequence[Problem], tokenizer: Any) -> list[Re
             raise UserError(f"problem {problem.id!r}: the prompt has zero tokens")
         forced = _forced(study, problem, prompts)
         limit = _limit(study, problem, forced)
-        requests.append(Request(number, problem, 0, prompt, limit, forced))
+        requests.append(StudyRequest(number, problem, 0, prompt, limit, forced))
     more = [
         replace(first, identity=sample << 32 | first.identity, sample=sample)
         for sample in range(1, study.samples)

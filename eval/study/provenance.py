@@ -42,7 +42,7 @@ class Asked(Protocol):
         ...
 
     def meaning(self) -> dict[str, Any]:
-        """Of that, what must be equal for a run to continue another."""
+        """The part of a record that must be equal for a run to continue another."""
         ...
 
 
@@ -114,7 +114,7 @@ def joined(study: Study) -> Study:
 
 
 def problem_ids(record: dict[str, Any]) -> list[str] | None:
-    """Of the problems of a study; None where an older version did not write them down."""
+    """Ids of a study's problems; None where an older version did not write them down."""
     ids = record.get("problem_ids")
     right = isinstance(ids, list) and all(isinstance(name, str) for name in ids)
     return ids if right else None

@@ -94,7 +94,7 @@ def read(line: bytes, measures: Sequence["Measure"] = ()) -> dict[str, Any]:
 
 
 def check(row: Mapping[str, Any], measures: Sequence["Measure"] = ()) -> None:
-    """As `read`, of a row.
+    """Checks one row as `read` does.
 
     Raises:
         ValueError: what is wrong with it, for the middle of a sentence.

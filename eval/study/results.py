@@ -36,7 +36,7 @@ class Found(NamedTuple):
     """Lines that count nowhere: where each stands, and why."""
 
     def said(self, folder: Path) -> str:
-        """Of the lines that count nowhere, in one; empty where there are none."""
+        """One line on the lines that count nowhere; empty where there are none."""
         if not self.dropped:
             return ""
         more = f"; and {len(self.dropped) - 3} more" if len(self.dropped) > 3 else ""

@@ -18,14 +18,14 @@ from kvpolicies.errors import caution
 from kvpolicies.eval.study import controls, launch, lookahead, prompts, provenance, texts
 from kvpolicies.eval.study import work_queue as sharing
 from kvpolicies.eval.study.config import Cell, Study, cells
-from kvpolicies.eval.study.launch import Group, Place
-from kvpolicies.eval.study.preparing import Kept, Prepared, prepare
+from kvpolicies.eval.study.launch import Group, ProcessRank
+from kvpolicies.eval.study.preparing import Prepared, SharedModel, prepare
 from kvpolicies.eval.study.progress import Bars
-from kvpolicies.eval.study.prompts import Request
+from kvpolicies.eval.study.prompts import StudyRequest
 from kvpolicies.eval.study.records import Grid
 from kvpolicies.eval.study.results import Key, Results
 from kvpolicies.eval.study.summary import FULL
-from kvpolicies.eval.tasks.fidelity import Scorer, split_units
+from kvpolicies.eval.tasks.fidelity import PredictionScorer, split_units
 from kvpolicies.eval.tasks.task import Grades
 from kvpolicies.models import loading
 from kvpolicies.registry import resolve
@@ -59,11 +59,11 @@ def run_study(study: Study) -> Path:
     Raises:
         UserError: as `prepare`; a folder that holds another study.
     """
-    with Kept() as kept:
+    with SharedModel() as kept:
         return Path(run_prepared(prepare(study, kept), kept).study.out)
 
 
-def run_prepared(ready: Prepared, kept: Kept) -> Prepared:
+def run_prepared(ready: Prepared, kept: SharedModel) -> Prepared:
     """`run_study` of what is prepared; returns what the folder holds at the end.
 
     Where another process makes it grow meanwhile, that is a larger study.
@@ -83,7 +83,11 @@ def run_prepared(ready: Prepared, kept: Kept) -> Prepared:
 
 
 def _run_units(
-    study: Study, group: Group, place: Place, made: tuple[Any, Any], units: list[list[Request]]
+    study: Study,
+    group: Group,
+    place: ProcessRank,
+    made: tuple[Any, Any],
+    units: list[list[StudyRequest]],
 ) -> None:
     grid = cells(study)
     keys = [[Key(*c, r.problem.id, r.sample) for c in grid for r in unit] for unit in units]
@@ -103,7 +107,7 @@ def _run_units(
                 results.merge()
 
 
-def _units(study: Study, requests: Sequence[Request], model: Any) -> list[list[Request]]:
+def _units(study: Study, requests: Sequence[StudyRequest], model: Any) -> list[list[StudyRequest]]:
     assert study.batch_size is not None, "a resolved study"
     if study.entry.forced:
         vocabulary = model.get_output_embeddings().weight.shape[0]
@@ -114,9 +118,9 @@ def _units(study: Study, requests: Sequence[Request], model: Any) -> list[list[R
     return [[requests[index] for index in block] for block in blocks]
 
 
-def _run_unit(session: Session, grid: list[Cell], unit: list[Request]) -> None:
+def _run_unit(session: Session, grid: list[Cell], unit: list[StudyRequest]) -> None:
     wanted = session.group.agree([cell for cell in grid if _missing(session, cell, unit)])
-    full_scorer: Scorer | None = None
+    full_scorer: PredictionScorer | None = None
     for cell in grid:
         session.bars.cell(*cell)
         if not session.study.entry.forced:
@@ -129,11 +133,11 @@ def _run_unit(session: Session, grid: list[Cell], unit: list[Request]) -> None:
         session.bars.cell_done()
 
 
-def _missing(session: Session, cell: Cell, unit: list[Request]) -> bool:
+def _missing(session: Session, cell: Cell, unit: list[StudyRequest]) -> bool:
     return any(Key(*cell, r.problem.id, r.sample) not in session.results for r in unit)
 
 
-def _generate_cell(session: Session, cell: Cell, unit: list[Request]) -> None:
+def _generate_cell(session: Session, cell: Cell, unit: list[StudyRequest]) -> None:
     forced: list[list[int]] | None = None
     if lookahead.mode(cell.policy, forced=False):
         full = [Key(FULL, FULL, request.problem.id, request.sample) for request in unit]
@@ -168,10 +172,10 @@ def _generate_cell(session: Session, cell: Cell, unit: list[Request]) -> None:
 
 
 def _score_cell(
-    session: Session, cell: Cell, unit: list[Request], reference: Scorer | None
-) -> Scorer:
+    session: Session, cell: Cell, unit: list[StudyRequest], reference: PredictionScorer | None
+) -> PredictionScorer:
     forced = [request.forced or [] for request in unit]
-    scorer = Scorer(forced, reference)
+    scorer = PredictionScorer(forced, reference)
 
     def finished(index: int, generation: Generation) -> None:
         held = texts.field(session.study, unit[index], generation, session.tokenizer)
@@ -181,7 +185,7 @@ def _score_cell(
     return scorer
 
 
-def _decode(session: Session, cell: Cell, unit: list[Request], **options: Any) -> None:
+def _decode(session: Session, cell: Cell, unit: list[StudyRequest], **options: Any) -> None:
     # A process of several that share a model sees the evictions of its own heads only.
     # A process of several that share a model sees the evictions of its own heads only; keys that
     # are re-rotated have no trace.
@@ -205,7 +209,7 @@ def _decode(session: Session, cell: Cell, unit: list[Request], **options: Any) -
 def _add(
     session: Session,
     cell: Cell,
-    request: Request,
+    request: StudyRequest,
     made: Generation,
     grades: Grades,
     tokens: list[int],

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvpolicies.eval.study.config import Study
-from kvpolicies.eval.study.prompts import Request
+from kvpolicies.eval.study.prompts import StudyRequest
 from kvpolicies.generation import Generation
 from kvpolicies.models.text import Detokenizer
 from kvpolicies.trace import EvictionTrace
@@ -24,12 +24,12 @@ ALL = 9
 """The digit of a token that every head holds; 0: none does."""
 
 
-def wanted(study: Study, request: Request) -> bool:
+def wanted(study: Study, request: StudyRequest) -> bool:
     """Whether this request is among those that are recorded: the first problems' first samples."""
     return request.sample == 0 and request.identity < study.texts
 
 
-def field(study: Study, request: Request, made: Generation, tokenizer: Any) -> dict[str, Any]:
+def field(study: Study, request: StudyRequest, made: Generation, tokenizer: Any) -> dict[str, Any]:
     """{"held": ...} for the row of a generation with a trace; nothing for a request not wanted.
 
     `made` is as the loop fed it: where tokens were forced, with these.

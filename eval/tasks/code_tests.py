@@ -52,7 +52,8 @@ def read(value: Any, where: str) -> list[Test]:
 
 
 def same_output(wanted: str, given: str) -> bool:
-    """Of a program: equal line by line, spaces at the ends aside; numbers compare by value."""
+    """Whether a program's output is right: equal lines, but for spaces at their ends and for how
+    numbers are written."""
     ours, theirs = _lines(wanted), _lines(given)
     return len(ours) == len(theirs) and all(
         a == b or _same_numbers(a, b) for a, b in zip(ours, theirs, strict=True)
@@ -60,7 +61,7 @@ def same_output(wanted: str, given: str) -> bool:
 
 
 def same_value(wanted: str, given: str) -> bool:
-    """Of a function: JSON of equal value; what is no JSON is equal to nothing."""
+    """Whether a function's result is right: JSON of equal value; no JSON equals nothing."""
     try:
         return _alike(json.loads(wanted), json.loads(given))
     except (ValueError, RecursionError):

@@ -25,14 +25,14 @@ MOST_BYTES = 1 << 30
 
 
 @dataclass
-class Scorer:
+class PredictionScorer:
     """Receives the logits of one forced run; `reference` is full's scorer, None for full itself.
 
     `forced` are the tokens fed, one list a request, requests numbered as given to `generate`.
     """
 
     forced: Sequence[Sequence[int]]
-    reference: "Scorer | None" = None
+    reference: "PredictionScorer | None" = None
     _log_probs: list[list[Tensor]] = field(init=False)
     _terms: list[list[Tensor]] = field(init=False)
 

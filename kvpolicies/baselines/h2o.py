@@ -6,7 +6,7 @@ from types import MappingProxyType
 import torch
 
 from kvpolicies.budget import Budget
-from kvpolicies.policy import Policy, Schedule, Scores, Step, View
+from kvpolicies.policy import Observation, Policy, Schedule, Scores, View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class H2O(Policy):
         window = min(max(1, budget.total // 2), budget.total - 1)
         return Schedule.under(Budget(budget.total, 0, window))
 
-    def observe(self, view: View, step: Step) -> None:
+    def observe(self, view: View, step: Observation) -> None:
         """Adds every new query's weights to the slots it saw."""
         assert step.weights is not None
         view.slot_state["mass"].add_(step.weights.sum(dim=(2, 3)))

@@ -6,7 +6,7 @@ from types import MappingProxyType
 import torch
 
 from kvpolicies.budget import Budget
-from kvpolicies.policy import Policy, Schedule, Scores, Step, View, batched_drop, whole
+from kvpolicies.policy import Observation, Policy, Schedule, Scores, View, batched_drop, whole
 
 EPS = 1e-12
 
@@ -37,7 +37,7 @@ class KeyDiff(Policy):
         """Evicts in batches: see `batched_drop`."""
         return Schedule.under(budget, batched_drop(self.every, budget))
 
-    def observe(self, view: View, step: Step) -> None:
+    def observe(self, view: View, step: Observation) -> None:
         """A key's norm does not change: it is taken once."""
         slots = view.newest_slots(step.positions.shape[1])
         slots = slots[:, None].expand(*view.keys.shape[:2], -1)

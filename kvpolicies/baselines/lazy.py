@@ -9,7 +9,16 @@ from torch import Tensor
 
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
-from kvpolicies.policy import Geometry, Policy, Schedule, Scores, Step, View, batched_drop, whole
+from kvpolicies.policy import (
+    Geometry,
+    Observation,
+    Policy,
+    Schedule,
+    Scores,
+    View,
+    batched_drop,
+    whole,
+)
 from kvpolicies.transfer import on_device
 
 EPS = 1e-5
@@ -72,7 +81,7 @@ class Lazy(Policy):
         rows, device = geometry.rows, geometry.device
         return {"prompt": torch.zeros(rows, dtype=torch.int32, device=device)}
 
-    def observe(self, view: View, step: Step) -> None:
+    def observe(self, view: View, step: Observation) -> None:
         """Updates TS and MRI by each query in turn, but for the prompt's."""
         assert step.weights is not None
         prompt = view.state["prompt"]

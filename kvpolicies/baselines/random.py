@@ -6,7 +6,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from kvpolicies.policy import Policy, Scores, Step, View, whole
+from kvpolicies.policy import Observation, Policy, Scores, View, whole
 from kvpolicies.transfer import on_device
 
 
@@ -27,7 +27,7 @@ class Random(Policy):
     def __post_init__(self) -> None:
         whole(self.seed, 0, "random: seed")
 
-    def observe(self, view: View, step: Step) -> None:
+    def observe(self, view: View, step: Observation) -> None:
         """Draws each new token's number.
 
         A hash, not a generator: the number belongs to the token, in any batch and order.

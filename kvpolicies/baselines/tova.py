@@ -6,7 +6,7 @@ from types import MappingProxyType
 import torch
 
 from kvpolicies.budget import Budget
-from kvpolicies.policy import Policy, Schedule, Scores, Step, View
+from kvpolicies.policy import Observation, Policy, Schedule, Scores, View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +30,12 @@ class Tova(Policy):
         common = Schedule.under(budget)
         return replace(common, sinks=0, window=0) if self.faithful else common
 
-    def observe(self, view: View, step: Step) -> None:
+    def observe(self, view: View, step: Observation) -> None:
         """Keeps the last query's row, averaged over all query heads."""
         assert step.weights is not None
         row = step.weights[:, :, :, -1].mean(dim=(1, 2))  # [B, L]
         view.slot_state["newest_weight"].copy_(row[:, None].expand(view.positions.shape))
 
     def scores(self, view: View) -> Scores:
-        """The same for every KV head, whose slots hold the same tokens."""
+        """One score for every KV head, whose slots hold the same tokens."""
         return view.slot_state["newest_weight"]

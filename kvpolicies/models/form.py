@@ -11,7 +11,7 @@ SLOT = "{prompt}"
 
 
 def _option(default: Any, text: str) -> Any:
-    """As `config.option`, whose module reads this one."""
+    """A field with its help, like `config.option`, whose module reads this one."""
     return field(default=default, metadata={"help": text})
 
 

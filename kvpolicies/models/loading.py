@@ -74,7 +74,7 @@ def load(
     """
     import torch
 
-    from kvpolicies.adapter import hide_loading_bar, inspect_model, spread_over
+    from kvpolicies.adapter import hide_loading_bar, inspect_model, tensor_parallel
     from kvpolicies.models import weights
 
     check_name(name)
@@ -85,7 +85,7 @@ def load(
     try:
         with weights.quiet():
             model, tokenizer = _load(
-                name, getattr(torch, dtype), spread_over(spread) if spread > 1 else {}
+                name, getattr(torch, dtype), tensor_parallel(spread) if spread > 1 else {}
             )
         model = (model if spread > 1 else model.to(device)).eval()
         inspect_model(model)

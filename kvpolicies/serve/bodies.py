@@ -89,7 +89,7 @@ class Message(BaseModel):
     """The same by its newer name."""
 
     def plain(self, where: str) -> dict[str, str]:
-        """As a chat template takes it; the parts of a content are lines."""
+        """A message in the form that a chat template takes; the parts of a content are lines."""
         for key, value in (self.model_extra or {}).items():
             if value not in (None, [], "", {}):  # what a client sends back of our own messages
                 raise ApiError(400, f"{where}.{key[:64]}: not supported", f"{where}.{key[:64]}")

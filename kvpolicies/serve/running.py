@@ -149,7 +149,7 @@ async def _run(make: Callable[[], Served], sock: socket.socket, grace: float) ->
 
 
 def _many_files() -> None:
-    """As many open connections as the system lets this process have."""
+    """Raises the number of open connections to what the system lets this process have."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvpolicies.budget import Budget
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 from kvpolicies.policy import Geometry
 from kvpolicies.registry import resolve
 from kvpolicies.rope import Rope
@@ -66,7 +66,7 @@ def feed(layer: OneLayer, queries: Tensor, sizes: Sequence[int] | None = None) -
     for n in [1] * total if sizes is None else sizes:
         part = slice(first, first + n)
         tokens = LayerInput(
-            queries[:, :, :, part], keys[:, :, part], keys[:, :, part], None, Softmax(0.5)
+            queries[:, :, :, part], keys[:, :, part], keys[:, :, part], None, LogitTransform(0.5)
         )
         process(layer, tokens, range(b), [n] * b)
         first += n

@@ -5,7 +5,7 @@ import torch
 
 from kvpolicies.beacon.exchange import PIECE
 from kvpolicies.budget import Budget
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 from tests.beacon.feeding import angles, at, feed, layer_for, random_queries, rope
 from tests.support.layer import OneLayer, process
 
@@ -113,7 +113,10 @@ def _bring(layer: OneLayer, queries: torch.Tensor, first: int) -> None:
     b, h, _, n, d = queries.shape
     keys = torch.zeros(b, h, n, d)
     process(
-        layer, LayerInput(queries, keys, keys, None, Softmax(0.5)), range(first, first + b), [n] * b
+        layer,
+        LayerInput(queries, keys, keys, None, LogitTransform(0.5)),
+        range(first, first + b),
+        [n] * b,
     )
 
 

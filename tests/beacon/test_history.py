@@ -20,7 +20,7 @@ def spec(selector: str, n_beacon: int = 3, n_recent: int = 2, more: str = "") ->
 
 def looking(layer: OneLayer):
     """The observers of the layer as it is."""
-    return layer.policy.keeper.looking(layer.view(slice(0, layer.geometry.rows)))  # type: ignore[attr-defined]
+    return layer.policy.memory.looking(layer.view(slice(0, layer.geometry.rows)))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("selector", SELECTORS)
@@ -114,8 +114,8 @@ def test_a_sequence_that_outgrows_its_length_is_refused() -> None:
         feed(layer_for(spec("naive_fps"), queries, length=10), queries[:, :, :, :12])
 
 
-def test_a_bounded_keeper_does_not_ask_for_a_length() -> None:
+def test_a_bounded_memory_does_not_ask_for_a_length() -> None:
     for bounded in ("beacon", "beacon(refresh='revisit')"):
         state = layer_for(bounded, random_queries(1, 1, 2, 1, 4), length=0).state
         assert state["queries"].shape == (1, 1, 2, 32, 4)
-        assert resolve(bounded).keeper.size == 32
+        assert resolve(bounded).memory.size == 32

@@ -16,7 +16,7 @@ from tests.beacon.feeding import feed, layer_for, random_queries, rope
     [
         ("pool='median'", ["pool", "'median'", "max, mean, soft"]),
         ("selector='kmeans'", ["selector", "'kmeans'", "kmeans_centroid", "naive_fps"]),
-        ("refresh='never'", ["refresh", "'never'", "beat, revisit"]),
+        ("refresh='never'", ["refresh", "'never'", "periodic, revisit"]),
         ("space='rope'", ["space", "'rope'", "pre_rope"]),
         ("pool='soft', temperature=0", ["temperature", "above 0", "got 0"]),
         ("pool='soft', temperature=-0.5", ["temperature", "above 0", "-0.5"]),

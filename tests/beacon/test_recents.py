@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvpolicies.beacon.policy import KEEPERS
+from kvpolicies.beacon.policy import MEMORIES
 from kvpolicies.budget import Budget
 from tests.beacon.feeding import feed, layer_for, random_queries, rope
 
-CHOICES = [(refresh, selector) for refresh, of in KEEPERS.items() for selector in of]
+CHOICES = [(refresh, selector) for refresh, of in MEMORIES.items() for selector in of]
 QUERIES = random_queries(1, 2, 2, 80, 8)
 
 
@@ -26,7 +26,7 @@ def test_the_newest_queries_look(refresh: str, selector: str, total: int, prompt
         fed += size
         if layer.lengths[0] < total:
             continue  # Nothing goes before the next token.
-        queries, positions, valid = layer.policy.keeper.looking(layer.view(slice(0, 1)))  # type: ignore[attr-defined]
+        queries, positions, valid = layer.policy.memory.looking(layer.view(slice(0, 1)))  # type: ignore[attr-defined]
         looking = positions[0][valid[0]].tolist()
         newest = list(range(max(0, fed - 8), fed))
         assert set(looking) == set(newest)  # beacons look from the newest position, too

@@ -7,7 +7,7 @@ import torch
 
 from kvpolicies.kernels import causal
 from kvpolicies.kernels.causal import causal_lse
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 from tests.kernels.support_triton import close, generator, on_triton
 
 bf16, f32 = torch.bfloat16, torch.float32
@@ -36,7 +36,7 @@ def test_as_the_reference(shape: tuple) -> None:
     # Rows as a model has them: heads side by side, so that nothing is contiguous.
     queries = torch.randn(b, length, h, g, d, generator=seed).to(query_type).permute(0, 2, 3, 1, 4)
     keys = torch.randn(b, h, length + 3, d, generator=seed).to(key_type)[:, :, :length]
-    softmax = Softmax(2 * d**-0.5, cap, torch.randn(h, g, generator=seed) if sink else None)
+    softmax = LogitTransform(2 * d**-0.5, cap, torch.randn(h, g, generator=seed) if sink else None)
     documents = torch.randint(0, 4, (b, length), generator=seed).sort().values
     alive = torch.randint(1, 60, (b, h, length), generator=seed, dtype=torch.int32)
     expires = torch.arange(length, dtype=torch.int32) + alive
@@ -56,7 +56,7 @@ def test_the_tile_does_not_matter(tile: tuple[int, int], monkeypatch: pytest.Mon
     starts[0, [5, 6, 32, 64, 150, 199]] = 1
     # Some tokens leave at once, so that whole tiles are gone; others never do.
     expires = torch.where(torch.arange(200) % 90 < 80, torch.arange(200) + 1, 1 << 30)
-    args = (queries, keys, Softmax(0.2), starts.cumsum(1), expires.int().expand(2, 1, 200))
+    args = (queries, keys, LogitTransform(0.2), starts.cumsum(1), expires.int().expand(2, 1, 200))
     expected = causal_lse(*args)
     monkeypatch.setitem(causal.BLOCKS, (4, 64), (*tile, 4))
     with on_triton():
@@ -67,7 +67,7 @@ def test_what_is_not_a_number_comes_through() -> None:
     queries, keys = torch.ones(1, 2, 2, 40, 32), torch.ones(1, 2, 40, 32)
     keys[0, 1, 20, 7] = float("nan")
     with on_triton():
-        lse = causal_lse(queries, keys, Softmax(0.1))
+        lse = causal_lse(queries, keys, LogitTransform(0.1))
     bad = torch.zeros(1, 2, 2, 40, dtype=torch.bool)
     bad[0, 1, :, 20:] = True
     assert torch.equal(lse.isnan(), bad)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvpolicies.kernels.attention import Visible, slot_attention, slot_attention_with_weights
+from kvpolicies.kernels.attention import SlotMask, slot_attention, slot_attention_with_weights
 from kvpolicies.kernels.decode import decode_attention
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 from tests.kernels.support_triton import close, generator, on_triton
 
 bf16, f32 = torch.bfloat16, torch.float32
@@ -30,7 +30,7 @@ def test_output_lse_and_weights(shape: tuple) -> None:
     seed = generator(slots)
     queries = torch.randn(b, h, g, 1, d, generator=seed).to(dtype)
     keys, values = torch.randn(2, b, h, slots + 2, d, generator=seed).to(dtype)[:, :, :, :slots]
-    softmax = Softmax(2 * d**-0.5, cap, torch.randn(h, g, generator=seed) if sink else None)
+    softmax = LogitTransform(2 * d**-0.5, cap, torch.randn(h, g, generator=seed) if sink else None)
     lengths = torch.randint(slots // 2, slots + 1, (b,), generator=seed, dtype=torch.int32)
     for filled, wanted in ((lengths, True), (None, False)):
         args = (queries, keys, values, filled, softmax)
@@ -51,7 +51,7 @@ def test_an_empty_row_and_what_lies_behind_the_filled_slots(sink: torch.Tensor |
     queries = torch.randn(2, 1, 2, 1, 32, generator=seed)
     keys, values = torch.randn(2, 2, 1, 40, 32, generator=seed)
     keys[:, :, 36:] = values[:, :, 36:] = float("nan")
-    args = (queries, keys, values, torch.tensor([0, 36]), Softmax(0.2, None, sink))
+    args = (queries, keys, values, torch.tensor([0, 36]), LogitTransform(0.2, None, sink))
     with on_triton():
         got = decode_attention(*args, weights=True)
     assert got.weights is not None
@@ -71,10 +71,10 @@ def test_it_serves_one_new_token(span: int | None) -> None:
     last = torch.tensor([[35], [20]])
     at = torch.arange(36).expand(2, -1)
     for limit in (last, last[:1], None):
-        visible = Visible(limit)
+        visible = SlotMask(limit)
         if span is not None:
-            visible = Visible(limit, last - span + 1, at)
-        args = (queries, keys, values, visible, Softmax(0.3, 3.0))
+            visible = SlotMask(limit, last - span + 1, at)
+        args = (queries, keys, values, visible, LogitTransform(0.3, 3.0))
         expected, weights = slot_attention_with_weights(*args)
         with on_triton():
             got, row = slot_attention_with_weights(*args)
@@ -88,6 +88,6 @@ def test_what_is_not_a_number_comes_through() -> None:
     keys[0, 0, 3, 3] = float("nan")
     values = torch.ones_like(keys)
     with on_triton():
-        got = decode_attention(queries, keys, values, None, Softmax(0.2), weights=True)
+        got = decode_attention(queries, keys, values, None, LogitTransform(0.2), weights=True)
     assert got.weights is not None
     assert got.out.isnan().all() and got.lse.isnan().all() and got.weights.isnan().all()

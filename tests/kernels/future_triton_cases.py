@@ -10,7 +10,7 @@ import torch
 from kvpolicies.kernels import future
 from kvpolicies.kernels.causal import causal_lse
 from kvpolicies.kernels.future import future_log_mass
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 from tests.kernels.support_triton import close, generator, on_triton
 
 bf16, f32 = torch.bfloat16, torch.float32
@@ -39,7 +39,7 @@ def test_as_the_reference(shape: tuple) -> None:
     # Rows as a model has them: heads side by side, so that nothing is contiguous.
     queries = torch.randn(b, length, h, g, d, generator=seed).to(query_type).permute(0, 2, 3, 1, 4)
     keys = torch.randn(b, h, length + 3, d, generator=seed).to(key_type)[:, :, :length]
-    softmax = Softmax(2 * d**-0.5, cap, torch.randn(h, g, generator=seed) if sink else None)
+    softmax = LogitTransform(2 * d**-0.5, cap, torch.randn(h, g, generator=seed) if sink else None)
     documents = torch.randint(0, 4, (b, length), generator=seed).sort().values
     for packed in (None, documents):
         lse = causal_lse(queries, keys, softmax, packed)
@@ -58,7 +58,7 @@ def test_the_tile_does_not_matter(tile: tuple[int, int], monkeypatch: pytest.Mon
     queries, keys = torch.randn(2, 1, 1, 200, 32, generator=seed), torch.randn(2, 1, 200, 32)
     starts = torch.zeros(2, 200, dtype=torch.int32)
     starts[0, [5, 6, 32, 64, 150, 199]] = 1
-    documents, softmax = starts.cumsum(1), Softmax(0.2)
+    documents, softmax = starts.cumsum(1), LogitTransform(0.2)
     lse = causal_lse(queries, keys, softmax, documents)
     args = (queries, keys, lse, softmax, 11, documents)
     expected = future_log_mass(*args)
@@ -72,7 +72,9 @@ def test_logits_far_below_their_sum_do_not_vanish() -> None:
     """Shares of exp(-200), which float32 does not hold, have a logarithm all the same."""
     queries, keys = torch.ones(1, 1, 1, 40, 32), torch.zeros(1, 1, 40, 32)
     with on_triton():
-        mass = future_log_mass(queries, keys, torch.full((1, 1, 1, 40), 200.0), Softmax(1.0), 1)
+        mass = future_log_mass(
+            queries, keys, torch.full((1, 1, 1, 40), 200.0), LogitTransform(1.0), 1
+        )
     expected = torch.arange(39, 0, -1).log() - 200
     close(mass[0, 0, 0, :39], expected, 2e-5)
     assert mass[..., 39] == -math.inf
@@ -80,10 +82,10 @@ def test_logits_far_below_their_sum_do_not_vanish() -> None:
 
 def test_what_is_not_a_number_comes_through() -> None:
     queries, keys = torch.ones(1, 2, 2, 40, 32), torch.ones(1, 2, 40, 32)
-    lse = causal_lse(queries, keys, Softmax(0.1))
+    lse = causal_lse(queries, keys, LogitTransform(0.1))
     queries[0, 1, 1, 20, 7] = float("nan")
     with on_triton():
-        mass = future_log_mass(queries, keys, lse, Softmax(0.1), 4)
+        mass = future_log_mass(queries, keys, lse, LogitTransform(0.1), 4)
     bad = torch.zeros(1, 2, 2, 40, dtype=torch.bool)
     bad[0, 1, 1, :17] = True
     assert torch.equal(mass.isnan(), bad)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvpolicies.kernels.logit_transform import LogitTransform
 from kvpolicies.kernels.observe import observation_scores
-from kvpolicies.kernels.softmax import Softmax
 from tests.kernels.support_triton import close, generator, on_triton
 
 bf16, f32 = torch.bfloat16, torch.float32
@@ -33,7 +33,7 @@ def test_scores(shape: tuple) -> None:
     at = torch.rand(b, h, length, generator=seed).argsort(-1).to(torch.int32)
     when = torch.randint(length // 2, length + 1, (b, n), generator=seed)
     valid = torch.rand(b, n, generator=seed) > 0.3
-    softmax = Softmax(2 * d**-0.5, cap, torch.randn(h, g, generator=seed) if sink else None)
+    softmax = LogitTransform(2 * d**-0.5, cap, torch.randn(h, g, generator=seed) if sink else None)
     for exists in (valid, None):
         args = (queries, keys, when, at, softmax, exists, pool, per)
         expected = observation_scores(*args)
@@ -58,7 +58,7 @@ def test_the_same_whatever_the_split(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("sink", [None, torch.ones(1, 2)])
 def test_who_sees_nothing_scores_zero(sink: torch.Tensor | None) -> None:
     queries, keys, at = torch.ones(1, 1, 2, 3, 32), torch.ones(1, 1, 5, 32), torch.arange(5)
-    softmax = Softmax(1.0, None, sink)
+    softmax = LogitTransform(1.0, None, sink)
     for when, valid in ((-1, True), (9, False)):
         exists = torch.full((1, 3), valid)
         with on_triton():

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvpolicies.kernels import causal, future
 from kvpolicies.kernels.causal import causal_lse
 from kvpolicies.kernels.future import future_log_mass
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 
 LENGTHS = (1, 2, 63, 100, 257)
 
@@ -21,7 +21,7 @@ LENGTHS = (1, 2, 63, 100, 257)
 class Inputs(NamedTuple):
     queries: Tensor
     keys: Tensor
-    softmax: Softmax
+    softmax: LogitTransform
     documents: Tensor | None
 
 
@@ -36,7 +36,9 @@ def inputs(
     documents = None
     if packed:  # numbers that do not start at 0 and leave some out
         documents = torch.randint(0, 6, (rows, length), generator=g).sort().values * 3 - 4
-    return Inputs(queries, keys, Softmax(2 * d**-0.5, 1.5 if cap else None, sinks), documents)
+    return Inputs(
+        queries, keys, LogitTransform(2 * d**-0.5, 1.5 if cap else None, sinks), documents
+    )
 
 
 def dense(x: Inputs, delay: int) -> tuple[Tensor, Tensor]:

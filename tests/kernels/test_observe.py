@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from kvpolicies.kernels import attention
-from kvpolicies.kernels.attention import Visible, slot_attention, slot_attention_with_weights
+from kvpolicies.kernels.attention import SlotMask, slot_attention, slot_attention_with_weights
 from kvpolicies.kernels.fps import farthest_points
+from kvpolicies.kernels.logit_transform import LogitTransform
 from kvpolicies.kernels.redundancy import BLOCK, key_redundancy
-from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.kernels.weights import observation_weights
 
 
@@ -84,8 +84,8 @@ def test_attention_with_and_without_weights(block: int, monkeypatch: pytest.Monk
     q = torch.randn(2, 3, 2, 5, 16, generator=g)
     k, v = torch.randn(2, 2, 3, 9, 16, generator=g)
     last = torch.tensor([[4, 5, 6, 7, 8], [0, 1, 2, 3, 4]])
-    out = slot_attention(q, k, v, Visible(last), Softmax(0.3))
-    same, weights = slot_attention_with_weights(q, k, v, Visible(last), Softmax(0.3))
+    out = slot_attention(q, k, v, SlotMask(last), LogitTransform(0.3))
+    same, weights = slot_attention_with_weights(q, k, v, SlotMask(last), LogitTransform(0.3))
     assert torch.allclose(out, same, atol=1e-6)
     for b in range(2):
         for i in range(5):
@@ -125,10 +125,10 @@ def test_capped_sunk_and_sliding_attention_against_plain_numpy(
     g = torch.Generator().manual_seed(0)
     q, k = torch.randn(1, 2, 3, 300, 8, generator=g), torch.randn(1, 2, 310, 8, generator=g)
     v, sink = torch.randn(1, 2, 310, 8, generator=g), torch.randn(2, 3, generator=g)
-    softmax = Softmax(0.5, cap, sink if with_sink else None)
+    softmax = LogitTransform(0.5, cap, sink if with_sink else None)
     last = 10 + torch.arange(300)[None]
     where = torch.arange(310)[None]
-    visible = Visible(last) if span is None else Visible(last, last - span + 1, where)
+    visible = SlotMask(last) if span is None else SlotMask(last, last - span + 1, where)
     out = slot_attention(q, k, v, visible, softmax)
     for h, group, i in [(0, 0, 0), (1, 2, 150), (0, 1, 255), (1, 0, 256), (1, 1, 299)]:
         seen = slice(0 if span is None else int(last[0, i]) - span + 1, int(last[0, i]) + 1)

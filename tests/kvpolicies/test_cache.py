@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import kvpolicies
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 from kvpolicies.policy import Geometry
 from kvpolicies.registry import resolve
 from kvpolicies.rope import Rope
@@ -71,7 +71,7 @@ def test_invariants_hold_at_every_step(spec: str, data: st.DataObject) -> None:
             continue
         q = torch.randn(rows, heads, groups, width, dim, generator=g)
         k, v = torch.randn(2, rows, heads, width, dim, generator=g)
-        process(layer, LayerInput(q, k, v, None, Softmax(0.5)), range(rows), counts)
+        process(layer, LayerInput(q, k, v, None, LogitTransform(0.5)), range(rows), counts)
         check(layer, budgets, spec in PROTECTING)
     assert stores == [layer.keys.data_ptr(), layer.values.data_ptr(), layer.positions.data_ptr()]
 
@@ -91,7 +91,7 @@ def test_a_decode_step_never_waits_for_the_device(
     for n in [20] + [1] * 60:
         q, k = torch.randn(2, 2, 2, n, 8), torch.randn(2, 2, n, 8)
         with reading:
-            process(layer, LayerInput(q, k, k, None, Softmax(0.5)), [0, 1], [n, n])
+            process(layer, LayerInput(q, k, k, None, LogitTransform(0.5)), [0, 1], [n, n])
     assert layer.seen == [80, 80] and layer.peak == [40, 32]
     assert reading.seen == []
 
@@ -128,7 +128,7 @@ def test_bytes_reported_are_bytes_allocated(spec: str) -> None:
 
     # Everything that groups hold, found by looking, but for a flag of one byte a layer.
     total = sum(walk(list(vars(group).values())) for group in cache.groups)
-    flags = len(cache.places)
+    flags = len(cache.layer_index)
     assert 3 * (cache.cache_bytes() + cache.state_bytes()) == total - flags
     for group in cache.groups:
         assert len({t.data_ptr() for t in group.stored}) == 3 + len(group.slot_state)

@@ -88,7 +88,7 @@ def test_both_ways_in_give_the_same_tokens_and_evictions(spec: str) -> None:
         if generation.trace is None:
             continue
         n = generation.trace.times.shape[-1]
-        times = torch.stack([cache.groups[g].times(y, row, n) for g, y in cache.places])
+        times = torch.stack([cache.groups[g].times(y, row, n) for g, y in cache.layer_index])
         assert torch.equal(times, generation.trace.times[0])
 
 

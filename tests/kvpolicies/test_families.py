@@ -195,7 +195,7 @@ def test_sliding_layers_keep_a_cache_of_their_own() -> None:
     model = model_of("gpt-oss, sinks")
     cache = kvpolicies.FixedBudgetCache(model, "streaming", Budget(30, 2, 8))
     cache.allocate(2, torch.float32, torch.device("cpu"))
-    assert [cache.groups[g].geometry.slots for g, _ in cache.places] == [23, 30, 23]
+    assert [cache.groups[g].geometry.slots for g, _ in cache.layer_index] == [23, 30, 23]
     (out,) = kvpolicies.generate(
         model, PROMPTS[1:], "streaming", Budget(30, 2, 8), max_new_tokens=40, trace=True
     )

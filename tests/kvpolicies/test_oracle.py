@@ -11,12 +11,12 @@ from torch import Tensor
 
 import kvpolicies
 from kvpolicies import loop
-from kvpolicies.adapter import Watched, watched_dense
+from kvpolicies.adapter import LayerActivations, watched_dense
 from kvpolicies.architecture import inspect_model
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.kernels.foresight import future_mass
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 from kvpolicies.policy import Geometry
 from kvpolicies.recording import Future, record
 from kvpolicies.registry import resolve
@@ -51,9 +51,9 @@ def test_a_recording_gives_the_full_caches_attention(name: str) -> None:
     """In more than one block of queries, at every layer that attends to all."""
     model, (tokens,) = tiny() if name == "qwen3" else model_of(name), prompts(300)
     keys: dict[int, Tensor] = {}
-    softmaxes: dict[int, Softmax] = {}
+    softmaxes: dict[int, LogitTransform] = {}
 
-    def see(seen: Watched) -> None:
+    def see(seen: LayerActivations) -> None:
         keys[seen.layer], softmaxes[seen.layer] = seen.keys[0], seen.softmax
 
     with torch.no_grad(), watched_dense(model, see):
@@ -79,7 +79,7 @@ def test_a_recording_gives_the_full_caches_attention(name: str) -> None:
 
 def test_nobody_to_come_gives_no_mass() -> None:
     queries, lse, keys = torch.zeros(2, 3, 0, 8), torch.zeros(2, 3, 0), torch.randn(2, 5, 8)
-    assert torch.equal(future_mass(queries, lse, keys, Softmax(1.0)), torch.zeros(2, 3, 5))
+    assert torch.equal(future_mass(queries, lse, keys, LogitTransform(1.0)), torch.zeros(2, 3, 5))
 
 
 def simulated(mass: Tensor, prompt: int) -> list[int]:
@@ -132,7 +132,9 @@ def test_it_keeps_what_the_future_needs_until_then() -> None:
     for t in range(length):
         here = slice(t, t + 1)
         new = keys[:, :, here]
-        process(layer, LayerInput(queries[:, :, :, here], new, new, None, Softmax(1.0)), [0], [1])
+        process(
+            layer, LayerInput(queries[:, :, :, here], new, new, None, LogitTransform(1.0)), [0], [1]
+        )
     assert layer.eviction_times is not None
     gone = layer.eviction_times[0, 0].tolist()
     assert all(gone[t] <= 35 for t in (1, 2, 3, 4, 6, 7, 8))

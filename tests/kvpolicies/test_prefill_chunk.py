@@ -62,7 +62,7 @@ FIXED = ("streaming", "beacon", "h2o", "full")
 def test_tokens_are_those_of_generate(
     spec: str, step: str, look: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(loop.LOOK_EVERY, "cpu", look)
+    monkeypatch.setitem(loop.SYNC_EVERY, "cpu", look)
     events: list[Event] = []
     with started(spec, step=step) as engine, torch.no_grad():
         for index in (0, 1, 2):  # two long ones at once, and then rows that change hands

@@ -9,7 +9,7 @@ import pytest
 
 import kvpolicies
 from kvpolicies.budget import Budget
-from kvpolicies.policy import Policy, Scores, Step, View
+from kvpolicies.policy import Observation, Policy, Scores, View
 from tests.support.models import padded, prompts, tiny
 
 TOLD: list[tuple[int, int]] = []
@@ -21,7 +21,7 @@ class Listening(Policy):
 
     name = "listening"
 
-    def observe(self, view: View, step: Step) -> None:
+    def observe(self, view: View, step: Observation) -> None:
         if view.layer == 0:
             TOLD.extend(zip(view.seen, view.prompts, strict=True))
 

@@ -30,7 +30,7 @@ def cache_of(spec: str, **options: Any) -> kvpolicies.FixedBudgetCache:
 
 def times(cache: kvpolicies.FixedBudgetCache) -> Tensor:
     """Eviction times [layers, B, H, T]."""
-    return torch.stack([cache.groups[g].eviction_times[y] for g, y in cache.places])  # type: ignore[index]
+    return torch.stack([cache.groups[g].eviction_times[y] for g, y in cache.layer_index])  # type: ignore[index]
 
 
 def generated(cache: kvpolicies.FixedBudgetCache, rows: list[list[int]], **options: Any) -> Tensor:

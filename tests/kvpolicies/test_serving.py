@@ -63,7 +63,7 @@ FIXED = ("streaming", "beacon", "h2o", "lazy", "full")
 def test_who_comes_later_and_who_leaves_change_nothing(
     spec: str, step: str, look: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(loop.LOOK_EVERY, "cpu", look)
+    monkeypatch.setitem(loop.SYNC_EVERY, "cpu", look)
     events: list[Event] = []
     with started(spec, step=step) as engine, torch.no_grad():
         for index in (0, 1, 2):

@@ -45,7 +45,7 @@ def test_looking_at_tokens_now_and_then_changes_nothing(
     spec: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     often = [run(spec, step=step, temperature=t, seed=3) for t in (0.0, 1.0)]
-    monkeypatch.setitem(loop.LOOK_EVERY, "cpu", 7)
+    monkeypatch.setitem(loop.SYNC_EVERY, "cpu", 7)
     for before, t in zip(often, (0.0, 1.0), strict=True):
         same(run(spec, step=step, temperature=t, seed=3), before)
 
@@ -55,7 +55,7 @@ def test_what_comes_after_a_stop_token_is_thrown_away(monkeypatch: pytest.Monkey
     stops = [free[1].tokens[5], free[3].tokens[11]]
     before = run("streaming", eos_token_id=stops)
     assert {g.finish for g in before} == {"stop", "length"}
-    monkeypatch.setitem(loop.LOOK_EVERY, "cpu", 8)
+    monkeypatch.setitem(loop.SYNC_EVERY, "cpu", 8)
     same(run("streaming", eos_token_id=stops), before)
 
 
@@ -64,7 +64,7 @@ def test_what_comes_after_a_stop_token_is_thrown_away(monkeypatch: pytest.Monkey
 def test_nothing_is_read_back_in_a_step(
     spec: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(loop.LOOK_EVERY, "cpu", 8)
+    monkeypatch.setitem(loop.SYNC_EVERY, "cpu", 8)
     # On a CPU, where it costs nothing, a NaN is found at once.
     monkeypatch.setattr(SlotGroup, "check_scores", lambda self: None)
     reading, decode, steps = Reading(), loop.Loop._decode, [0]

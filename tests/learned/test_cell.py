@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvpolicies.learned.nets import Seen, State
-from kvpolicies.learned.scorer import CHUNK, CHUNKS, Fed, Scorer, cell
+from kvpolicies.learned.nets import ScorerInput, State
+from kvpolicies.learned.scorer import CHUNK, CHUNKS, CellInput, Scorer, cell
 from tests.support.scorers import random_scorer, small
 
 
@@ -31,11 +31,11 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, resets: set[i
     return out
 
 
-def draw(s: int, m: int = 6, rows: int = 2, seed: int = 0) -> Fed:
+def draw(s: int, m: int = 6, rows: int = 2, seed: int = 0) -> CellInput:
     g = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, rows, 3, s, m, generator=g)
     i, f = torch.randn(2, rows, 3, s, generator=g) * 2
-    return Fed(q, k, v, i, f + 3)
+    return CellInput(q, k, v, i, f + 3)
 
 
 def close(ours: Tensor, theirs: Tensor) -> None:
@@ -101,7 +101,7 @@ def test_extreme_gates_stay_finite() -> None:
     for input_gate in (-15.0, 15.0):
         for forget_gate in (-15.0, 15.0):
             gates = torch.full_like(i, input_gate), torch.full_like(f, forget_gate)
-            out, _ = cell(Fed(q, k, v, *gates), None)
+            out, _ = cell(CellInput(q, k, v, *gates), None)
             assert out.isfinite().all()
 
 
@@ -116,7 +116,7 @@ def test_gradients_through_cell_and_norm() -> None:
     starts = torch.tensor([[False] * 5 + [True] + [False] * 3])
 
     def run(*weights: Tensor) -> Tensor:
-        seen = Seen(x, x.flip(2), starts=starts)
+        seen = ScorerInput(x, x.flip(2), starts=starts)
         named = dict(zip(names, weights, strict=True))
         return torch.func.functional_call(net, named, (seen, None))[0]
 
@@ -127,7 +127,7 @@ def test_gradients_through_cell_and_norm() -> None:
 def test_a_long_rows_gradient_is_that_of_its_pieces() -> None:
     """Over the seam between two calls of the cell."""
     wide = draw(CHUNK * CHUNKS + 5, m=2, rows=1)
-    drawn = Fed(*(x.double().requires_grad_() for x in wide))
+    drawn = CellInput(*(x.double().requires_grad_() for x in wide))
     out, _ = cell(drawn, None)
     out[:, :, -1].sum().backward()
     gate = drawn.i.grad

@@ -10,8 +10,8 @@ from torch import Tensor
 import kvpolicies
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
+from kvpolicies.kernels.logit_transform import LogitTransform
 from kvpolicies.kernels.retention import retain
-from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.learned.places import Places
 from kvpolicies.learned.policy import Learned
 from kvpolicies.policy import Geometry
@@ -44,7 +44,9 @@ def draw(rows: int, n: int, seed: int = 0) -> LayerInput:
     g = torch.Generator().manual_seed(seed)
     k, v = torch.randn(2, rows, H, n, D, generator=g)
     inputs = torch.randn(rows, n, E, generator=g)
-    return LayerInput(torch.randn(rows, H, G, n, D, generator=g), k, v, inputs, Softmax(0.25))
+    return LayerInput(
+        torch.randn(rows, H, G, n, D, generator=g), k, v, inputs, LogitTransform(0.25)
+    )
 
 
 def changed(tokens: LayerInput, how: Callable[[Tensor], Tensor]) -> LayerInput:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvpolicies.errors import UserError
-from kvpolicies.learned.nets import Seen
+from kvpolicies.learned.nets import ScorerInput
 from kvpolicies.learned.scorer import Scorer
 from tests.learned.test_cell import by_hand
 from tests.support.scorers import WINDOW, random_scorer, small
@@ -96,7 +96,7 @@ def test_step_by_step_gives_the_same_scores(config: Any) -> None:
         for n in sizes:
             new = torch.arange(first, first + n)
             old = (new - config.lag).clamp_min(0)
-            seen = Seen(x[:, :, new], x[:, :, old], inputs[:, new])
+            seen = ScorerInput(x[:, :, new], x[:, :, old], inputs[:, new])
             outs.append(scorer.advance(0, seen, state).detach())
             first += n
         got = torch.cat(outs, 2)[:, :, config.lag :]

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvpolicies.kernels.logit_transform import LogitTransform
 from kvpolicies.kernels.retention import NEVER
-from kvpolicies.kernels.softmax import Softmax
 from kvpolicies.learned.boundary import retained
 from kvpolicies.learned.targets import Target, future_counts
 
 
 def dense(
-    queries: Tensor, keys: Tensor, softmax: Softmax, target: Target, documents: Tensor
+    queries: Tensor, keys: Tensor, softmax: LogitTransform, target: Target, documents: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Future attention [B, H, G, S] of each key, and N_t [B, S], of whole S x S weights."""
     s = keys.shape[2]
@@ -38,15 +38,15 @@ def dense(
 @pytest.mark.parametrize(
     ("packed", "soft", "power", "per_query"),
     [
-        (False, Softmax(0.5), 1.0, True),
-        (True, Softmax(0.5, None, torch.linspace(-1, 1, 6).view(2, 3)), 1.0, True),
-        (False, Softmax(0.5, 2.0), 2.0, False),
-        (True, Softmax(0.5, None, torch.linspace(-1, 1, 6).view(2, 3)), 3.5, True),
+        (False, LogitTransform(0.5), 1.0, True),
+        (True, LogitTransform(0.5, None, torch.linspace(-1, 1, 6).view(2, 3)), 1.0, True),
+        (False, LogitTransform(0.5, 2.0), 2.0, False),
+        (True, LogitTransform(0.5, None, torch.linspace(-1, 1, 6).view(2, 3)), 3.5, True),
     ],
 )
 @pytest.mark.parametrize("window", [1, 5, 60])
 def test_equal_to_dense_attention(
-    window: int, packed: bool, soft: Softmax, power: float, per_query: bool
+    window: int, packed: bool, soft: LogitTransform, power: float, per_query: bool
 ) -> None:
     torch.manual_seed(window)
     queries, keys = torch.randn(2, 2, 3, 50, 8), torch.randn(2, 2, 50, 8)
@@ -70,7 +70,7 @@ def test_sparse_targets_are_those_of_what_is_held(packed: bool, power: float) ->
     sink = torch.tensor([[0.3, -1.0], [0.0, 0.5]])
     documents = (torch.rand(1, 40, generator=g) < 0.08).long().cumsum(-1) * int(packed)
     expires = retained(torch.randn(1, 2, 40, generator=g), 1, 5, 4, documents)[1]
-    target, soft = Target(5, power=power), Softmax(0.5, None, sink)
+    target, soft = Target(5, power=power), LogitTransform(0.5, None, sink)
     found, futures = target(queries, keys, soft, documents, expires)
     logits = soft.scale * torch.einsum("bhgnd,bhld->bhgnl", queries, keys).double()
     worth = torch.zeros(2, 2, 40, dtype=torch.float64)

@@ -86,7 +86,7 @@ def test_margin_is_between_the_last_dropped_and_the_first_kept():
     assert ref.margin(scores, 1, np.array([False, True, False, True])) == 2.0
     # Signed scores are rounded like the largest of them: (0.1 - -0.1) / 4.
     assert ref.relative_margin(np.array([-4.0, -0.1, 0.1]), 2, free[:3]) == pytest.approx(0.05)
-    # Scores below float32's range cannot be told apart.
+    # Scores below float32's range cannot be significantly different.
     assert ref.relative_margin(np.array([1e-45, 2e-40]), 1, free[:2]) < 1e-9
     assert ref.margin(scores, 4, free) == np.inf
     assert ref.margin(np.array([np.inf, np.inf]), 1, free[:2]) == 0.0

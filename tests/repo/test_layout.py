@@ -152,3 +152,39 @@ def test_links_in_prose_lead_somewhere() -> None:
         folder = (ROOT / page).parent
         for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):
             assert (folder / target).exists(), f"{page} links to {target}"
+
+
+SOURCES = ("kernels", "kvpolicies", "beacon", "learned", "eval", "train")
+
+
+def parsed() -> list[tuple[str, ast.Module]]:
+    """(path, syntax tree) of the package's own files."""
+    files = [path.relative_to(ROOT) for path in python_files()]
+    sources = [path for path in files if path.parts[0] in SOURCES]
+    return [(str(path), ast.parse((ROOT / path).read_text(encoding="utf-8"))) for path in sources]
+
+
+def test_no_two_classes_have_one_name() -> None:
+    found: dict[str, str] = {}
+    twice = []
+    for path, tree in parsed():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                if node.name in found:
+                    twice.append(f"{node.name}: {found[node.name]} and {path}")
+                found[node.name] = path
+    assert found and not twice, "\n".join(twice)
+
+
+def test_a_docstring_stands_alone() -> None:
+    """The site prints each by itself: "The same of rows" says nothing there."""
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    leaning = []
+    for path, tree in parsed():
+        for node in ast.walk(tree):
+            if not isinstance(node, kinds):
+                continue
+            text = ast.get_docstring(node)
+            if text and text.startswith(("The same", "As ", "Of ", "See ")):
+                leaning.append(f"{path}: {node.name}: {text.splitlines()[0]}")
+    assert not leaning, "\n".join(leaning)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvpolicies.kernels.causal import causal_lse
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 from kvpolicies.recording import Future
 from tests.support.models import prompts
 
@@ -18,7 +18,7 @@ def continuation(prompt: Sequence[int], n: int) -> list[int]:
 
 def future_of(queries: Tensor, keys: Tensor, scale: float) -> Future:
     """The recording of queries [H, G, T, D] over keys [H, T, D]."""
-    return Future(queries, causal_lse(queries[None], keys[None], Softmax(scale))[0])
+    return Future(queries, causal_lse(queries[None], keys[None], LogitTransform(scale))[0])
 
 
 def random_future(heads: int, groups: int, length: int, dim: int, seed: int = 0) -> Future:

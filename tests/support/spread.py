@@ -10,7 +10,7 @@ from torch import distributed
 from transformers import AutoModelForCausalLM
 
 import kvpolicies
-from kvpolicies.adapter import spread_over
+from kvpolicies.adapter import tensor_parallel
 from kvpolicies.errors import UserError
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4]]
@@ -35,7 +35,7 @@ def main() -> None:
     folder, *policies = sys.argv[1:]
     distributed.init_process_group("gloo")
     size = distributed.get_world_size()
-    model = AutoModelForCausalLM.from_pretrained(folder, **spread_over(size))
+    model = AutoModelForCausalLM.from_pretrained(folder, **tensor_parallel(size))
     found: list = [None] * size
     distributed.all_gather_object(found, generated(model, policies))
     if distributed.get_rank() == 0:

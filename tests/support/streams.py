@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvpolicies.budget import Budget
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 from kvpolicies.policy import Geometry, Policy
 from kvpolicies.rope import Rope
 from kvpolicies.step import LayerInput
@@ -78,7 +78,7 @@ def tokens_of(stream: Any, first: int, last: int) -> LayerInput:
         torch.tensor(x[..., first:last, :].copy(), dtype=torch.float32)[None]
         for x in (stream.q, stream.k, stream.v)
     )
-    return LayerInput(q, k, v, None, Softmax(stream.q.shape[-1] ** -0.5))
+    return LayerInput(q, k, v, None, LogitTransform(stream.q.shape[-1] ** -0.5))
 
 
 def left_padded(rows: Sequence[LayerInput]) -> LayerInput:
@@ -91,7 +91,7 @@ def left_padded(rows: Sequence[LayerInput]) -> LayerInput:
     q = torch.cat([pad(row.queries) for row in rows])
     k = torch.cat([pad(row.keys) for row in rows])
     v = torch.cat([pad(row.values) for row in rows])
-    return LayerInput(q, k, v, None, Softmax(q.shape[-1] ** -0.5))
+    return LayerInput(q, k, v, None, LogitTransform(q.shape[-1] ** -0.5))
 
 
 def run_stream(layer: OneLayer, stream: Any, row: int = 0) -> Tensor:

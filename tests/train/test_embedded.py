@@ -113,7 +113,7 @@ def test_every_trace_token_and_nothing_else_carries_loss() -> None:
 @pytest.mark.parametrize("step", [0, 200, 400, 1200])
 def test_training_data_are_a_function_of_seed_and_step(step: int) -> None:
     ids = {word: token for token, word in enumerate(ledger.vocabulary())}
-    stages = train_embedded.Recipe().stages
+    stages = train_embedded.EmbeddedRecipe().stages
     first = embedded_data.training_batch(stages, 0, step, ids)
     again = embedded_data.training_batch(stages, 0, step, ids)
     other = embedded_data.training_batch(stages, 1, step, ids)

@@ -16,7 +16,7 @@ from kvpolicies.train.module import Frozen, share
 from kvpolicies.train.objective import FIGURES, comparable, decay_of, figures, held
 from kvpolicies.train.packing import pack
 from kvpolicies.train.recipe import Recipe
-from kvpolicies.train.teacher import Lesson, Teacher
+from kvpolicies.train.teacher import LabelledFeatures, Teacher
 from tests.support.models import prompts, tiny
 
 RECIPE = Recipe(sequence=96, budget=(24, 32), window=8, delay=8, min_future=8, regression=0.1)
@@ -33,7 +33,7 @@ def module(kind: str, **options: object) -> Frozen:
     return Frozen(tiny(), scorer, recipe)
 
 
-def loss_of(frozen: Frozen, lesson: Lesson) -> Tensor:
+def loss_of(frozen: Frozen, lesson: LabelledFeatures) -> Tensor:
     """A layer's loss with its graph."""
     scores, decay = comparable(frozen.scorer, lesson), decay_of(frozen.scorer, lesson.layer)
     return frozen.objective(scores, decay, lesson, 0).loss
@@ -54,7 +54,7 @@ def test_gradients_are_those_of_plain_autograd_over_all_layers(kind: str) -> Non
     surrogate = {n: p.grad.clone() for n, p in frozen.named_parameters() if p.grad is not None}
     assert set(surrogate) == {n for n, _ in frozen.named_parameters()}
     frozen.zero_grad()
-    lessons: list[Lesson] = []
+    lessons: list[LabelledFeatures] = []
     frozen.teacher.teach(tokens, documents, lessons.append)
     plain = torch.stack([loss_of(frozen, x) for x in lessons]).mean()
     plain.backward()
@@ -76,7 +76,7 @@ def test_packed_documents_teach_what_each_teaches_alone(family: str) -> None:
     model = tiny(family)
     teacher = Teacher(model, Target(8), needs_input=True, unrotated=False)
     documents = prompts(50, 30)
-    lessons: dict[str, list[Lesson]] = {"packed": [], "0": [], "1": []}
+    lessons: dict[str, list[LabelledFeatures]] = {"packed": [], "0": [], "1": []}
     (row,) = pack(documents, 96)
     teacher.teach(row.tokens[None], row.documents[None], lessons["packed"].append)
     for n, document in enumerate(documents):
@@ -92,7 +92,7 @@ def test_packed_documents_teach_what_each_teaches_alone(family: str) -> None:
 
 def test_keys_are_turned_back_where_the_scorer_wants_them_so() -> None:
     tokens, documents = rows()
-    lessons: list[list[Lesson]] = [[], []]
+    lessons: list[list[LabelledFeatures]] = [[], []]
     for unrotated in (False, True):
         teacher = Teacher(tiny(), Target(8), False, unrotated)
         teacher.teach(tokens, documents, lessons[unrotated].append)
@@ -111,7 +111,7 @@ def test_one_layers_tensors_are_alive_at_a_time() -> None:
     alive: list[int] = []
     inner = frozen.objective
 
-    def spy(scores: Tensor, decay: Tensor | None, lesson: Lesson, step: int):
+    def spy(scores: Tensor, decay: Tensor | None, lesson: LabelledFeatures, step: int):
         alive.append(sum(ref() is not None for ref in seen))
         seen.extend(map(weakref.ref, (lesson.keys, lesson.values, lesson.targets, scores)))
         return inner(scores, decay, lesson, step)
@@ -141,7 +141,7 @@ def test_sparse_targets_follow_the_scorer_and_figures_do_not(kind: str) -> None:
     """What the scorer would keep, in training; judged by dense targets, as any other."""
     frozen, (tokens, documents) = module(kind, budget=(24,), lse="sparse"), rows()
     dense = module(kind, budget=(24,))
-    lessons: list[list[Lesson]] = [[], []]
+    lessons: list[list[LabelledFeatures]] = [[], []]
     for one, its in zip((frozen, dense), lessons, strict=True):
         one.learn = lambda lesson, _, to=its: to.append(lesson)  # type: ignore[method-assign]
         with pytest.raises(IndexError):  # nothing was learned
@@ -153,7 +153,7 @@ def test_sparse_targets_follow_the_scorer_and_figures_do_not(kind: str) -> None:
         # Fewer keys to share a query's attention: no key is worth less to it.
         assert bool((sparse.targets - plain.targets > -1e-5).all())
         assert (sparse.targets - plain.targets).max() > 0.1
-    judged: list[list[Lesson]] = [[], []]
+    judged: list[list[LabelledFeatures]] = [[], []]
     for one, its in zip((frozen, dense), judged, strict=True):
         one.judge = its.append  # type: ignore[method-assign]
         one.validation_step({"tokens": tokens, "documents": documents}, 0)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from kvpolicies.errors import UserError
 from kvpolicies.train.data import HeldOutRows, TrainingRows
-from kvpolicies.train.packing import Place, Row, pack, rows_from
+from kvpolicies.train.packing import DataCursor, PackedRow, pack, rows_from
 from kvpolicies.train.recipe import Recipe
 
 
-def documents_in(row: Row) -> list[list[int]]:
+def documents_in(row: PackedRow) -> list[list[int]]:
     """The row's documents, padding left out."""
     found: dict[int, list[int]] = {}
     for token, number in zip(row.tokens.tolist(), row.documents.tolist(), strict=True):
@@ -57,7 +57,7 @@ def test_rows_fill_up() -> None:
 
 
 def test_each_epoch_holds_every_document_once() -> None:
-    walk = rows_from(Numbered(), 64, 0, Place())
+    walk = rows_from(Numbered(), 64, 0, DataCursor())
     seen: list[int] = []
     for row, place in walk:
         if place.epoch == 2:
@@ -67,7 +67,7 @@ def test_each_epoch_holds_every_document_once() -> None:
 
 
 def test_from_any_place_the_rows_go_on_as_they_did() -> None:
-    whole = list(islice(rows_from(Numbered(), 64, 3, Place()), 60))
+    whole = list(islice(rows_from(Numbered(), 64, 3, DataCursor()), 60))
     for done in (1, 7, 25, 44):
         rest = list(islice(rows_from(Numbered(), 64, 3, whole[done - 1][1]), 60 - done))
         for (row, place), (same, here) in zip(whole[done:], rest, strict=True):
@@ -75,7 +75,7 @@ def test_from_any_place_the_rows_go_on_as_they_did() -> None:
 
 
 def test_another_seed_gives_another_order() -> None:
-    first, second = (next(rows_from(Numbered(), 64, seed, Place()))[0] for seed in (0, 1))
+    first, second = (next(rows_from(Numbered(), 64, seed, DataCursor()))[0] for seed in (0, 1))
     assert not torch.equal(first.tokens, second.tokens)
 
 
@@ -89,10 +89,13 @@ class Empty(Numbered):
 @pytest.mark.parametrize("source", [Numbered(0), Empty(5)])
 def test_no_documents_at_all_is_an_error(source: Numbered) -> None:
     with pytest.raises(UserError, match="not one document"):
-        next(rows_from(source, 64, 0, Place()))
+        next(rows_from(source, 64, 0, DataCursor()))
 
 
-def batches(count: int, rank: int = 0, world: int = 1, parts: int = 1, place: Place = Place()):  # noqa: B008
+START = DataCursor()
+
+
+def batches(count: int, rank: int = 0, world: int = 1, parts: int = 1, place: DataCursor = START):
     recipe = Recipe(sequence=256, budget=(64,), delay=8, batch=4, accumulate=parts)
     data = TrainingRows(Numbered(), recipe, 4 // (world * parts), rank, world, place)
     return list(islice(iter(data), count))
@@ -116,7 +119,7 @@ def test_a_steps_rows_are_the_same_on_any_devices_and_apart(world: int, parts: i
 
 def test_a_batch_says_where_the_next_one_begins() -> None:
     whole = batches(9)
-    rest = batches(4, place=Place(*whole[4]["place"].tolist()))
+    rest = batches(4, place=DataCursor(*whole[4]["place"].tolist()))
     for batch, same in zip(whole[5:], rest, strict=True):
         assert torch.equal(batch["tokens"], same["tokens"])
 

@@ -32,7 +32,7 @@ from kvpolicies.train.embedded.muon import Muon
 
 
 @dataclass(frozen=True)
-class Recipe:
+class EmbeddedRecipe:
     """Everything that decides the weights, beside the seed."""
 
     steps: int = 1700
@@ -52,8 +52,8 @@ class Recipe:
         Stage(1700, 4, 38, 4096),
     )
 
-    def scaled(self, steps: int) -> Recipe:
-        """The same curriculum stretched or shrunk to ``steps`` training steps."""
+    def scaled(self, steps: int) -> EmbeddedRecipe:
+        """This curriculum stretched or shrunk to ``steps`` training steps."""
         if steps < 1:
             raise UserError(f"--steps is {steps}; it must be 1 or more")
         stages = tuple(
@@ -62,7 +62,7 @@ class Recipe:
         return replace(self, steps=steps, stages=stages)
 
 
-SMOKE = Recipe(
+SMOKE = EmbeddedRecipe(
     steps=6, warmup=2, checkpoint_every=2, stages=(Stage(3, 2, 3, 256), Stage(6, 4, 6, 256))
 )
 
@@ -86,14 +86,14 @@ def model_config() -> Qwen3Config:
     )
 
 
-def learning_rate_share(recipe: Recipe, step: int) -> float:
+def learning_rate_share(recipe: EmbeddedRecipe, step: int) -> float:
     """Linear warm-up, a constant, then linear to zero."""
     warm = (step + 1) / max(1, recipe.warmup)
     left = (recipe.steps - step) / max(1.0, recipe.steps * (1 - recipe.decay_from))
     return min(1.0, warm, left)
 
 
-def norm_limit(recipe: Recipe, step: int) -> float:
+def norm_limit(recipe: EmbeddedRecipe, step: int) -> float:
     """The most that the query and key norms' weights may be, root mean square, after a step."""
     begin, end = recipe.soften
     done = min(1.0, max(0.0, (step / recipe.steps - begin) / (end - begin)))
@@ -141,7 +141,7 @@ def initialise(model: Qwen3ForCausalLM, sharp: float = 2.0) -> None:
 class Trainer:
     """Model, optimisers and the step they have reached; saves and resumes exactly."""
 
-    def __init__(self, recipe: Recipe, seed: int, out: Path) -> None:
+    def __init__(self, recipe: EmbeddedRecipe, seed: int, out: Path) -> None:
         self.recipe, self.seed, self.at = recipe, seed, 0
         self.path = out / "checkpoint.pt"
         torch.manual_seed(seed)
@@ -196,7 +196,7 @@ class Trainer:
             optimiser.load_state_dict(saved)
 
 
-def train(recipe: Recipe, seed: int, out: Path, stop_after: int | None = None) -> Trainer:
+def train(recipe: EmbeddedRecipe, seed: int, out: Path, stop_after: int | None = None) -> Trainer:
     """Train to the recipe's end (or ``stop_after``), resuming from ``out`` if a run lies there."""
     out.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(recipe, seed, out)
@@ -257,7 +257,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1, help="1 gives the same bits each time")
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
-    recipe = SMOKE if args.smoke else Recipe()
+    recipe = SMOKE if args.smoke else EmbeddedRecipe()
     problems = args.problems or (2 if args.smoke else 208)
     try:
         recipe = recipe if args.steps is None else recipe.scaled(args.steps)

@@ -26,7 +26,7 @@ _MOST = 40  # entries of a list whose order is not given
 _HALF_TURN: Tree = ("div", ("const", "pi"), ("num", Fraction(180)))
 
 
-class Engine(Protocol):
+class SymbolicEngine(Protocol):
     """What an algebra system decides."""
 
     def same(self, one: Tree, other: Tree) -> bool:
@@ -50,13 +50,13 @@ class Engine(Protocol):
         ...
 
 
-def same(wanted: Answer, given: Answer, engine: Engine) -> bool:
+def same(wanted: Answer, given: Answer, engine: SymbolicEngine) -> bool:
     """Whether `given` is right where `wanted` is."""
     return _Comparison(engine).answers(wanted, given)
 
 
 class _Comparison:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SymbolicEngine) -> None:
         self.engine = engine
 
     def answers(self, wanted: Answer, given: Answer) -> bool:
@@ -195,7 +195,7 @@ class _Comparison:
         return len(one) == len(other) and self.unordered(one, other)
 
     def unordered(self, wanted: Sequence[Answer], given: Sequence[Answer]) -> bool:
-        """The same entries in any order."""
+        """Whether both have equal entries in any order."""
         if len(wanted) > _MOST:
             return all(map(self.answers, wanted, given))
         left = list(given)

@@ -20,14 +20,14 @@ def read(tokens: Sequence[Token]) -> Tree:
     Raises:
         Unread: something is left over, missing, unknown, or can be read in two ways.
     """
-    reader = _Reader(tokens)
+    reader = _ExpressionReader(tokens)
     tree = reader.whole()
     if reader.here.kind != "stop":
         raise Unread
     return tree
 
 
-class _Reader(Notation):
+class _ExpressionReader(Notation):
     """Recursive descent: a method a level of precedence, from sums down to atoms."""
 
     def __init__(self, tokens: Sequence[Token]) -> None:

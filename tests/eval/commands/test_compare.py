@@ -142,7 +142,7 @@ def test_studies_of_one_model_load_it_once_and_never_hold_two(monkeypatch):
     """Models are large: the one before is given back before another is loaded."""
     from kvpolicies.eval.study import launch
     from kvpolicies.eval.study.config import Study
-    from kvpolicies.eval.study.preparing import Kept
+    from kvpolicies.eval.study.preparing import SharedModel
     from kvpolicies.models import loading
 
     class Model:
@@ -157,7 +157,7 @@ def test_studies_of_one_model_load_it_once_and_never_hold_two(monkeypatch):
         return model, None
 
     monkeypatch.setattr(loading, "load", load)
-    kept, alone = Kept(), launch.Group(1, launch.Place())
+    kept, alone = SharedModel(), launch.Group(1, launch.ProcessRank())
     one, other = Study(model="embedded"), Study(model="smollm2")
     for study in (one, one, other, one):
         kept.load(study, "cpu", alone)

@@ -94,7 +94,7 @@ def test_overlap_and_ties_are_said():
         rows_of("random", "40", [0, 1, 0, 0]),
     )
     text = " ".join(words.sentences(study, summaries, rows))
-    assert "It is not told apart from random" in text
+    assert "It does not differ significantly from random" in text
     assert "Its interval overlaps with that of random" in text
     assert "With 4 problems they are wide" in text
     study, summaries, rows = made(
@@ -167,7 +167,7 @@ CELLS = (("full", "full", 1), ("streaming", "40", 1), ("random", "40", 0))
 def test_ahead_is_who_no_test_of_signs_would_doubt():
     """Of 4 problems all differ: Student's interval has no width, and yet p = 1/8."""
     few = made(*(rows_of(p, b, [right] * 4) for p, b, right in CELLS))
-    assert "It is not told apart from random." in " ".join(words.sentences(*few))
+    assert "It does not differ significantly from random." in " ".join(words.sentences(*few))
     many = made(*(rows_of(p, b, [right] * 12) for p, b, right in CELLS))
     said = " ".join(words.sentences(*many))
     assert "streaming is ahead, problem by problem, of random." in said

@@ -19,10 +19,10 @@ from kvpolicies.eval.revisit.attention import BINS, BLOCK, LOSSES, bounds, large
 from kvpolicies.eval.revisit.config import Revisit, Rule
 from kvpolicies.eval.revisit.evictions import decode
 from kvpolicies.eval.revisit.rows import analyse
-from kvpolicies.eval.revisit.setting import Analysis
+from kvpolicies.eval.revisit.setting import Setting
 from kvpolicies.eval.revisit.space import Sample, mean_cosines, principal
 from kvpolicies.eval.revisit.traces import Trace
-from kvpolicies.kernels.softmax import Softmax
+from kvpolicies.kernels.logit_transform import LogitTransform
 from tests.support.models import prompts, tiny
 
 
@@ -102,7 +102,7 @@ def test_a_row_equals_a_brute_force(family, heads, kv_heads, prompt, new, option
     )
     tokens = prompts(prompt + new)[0]
     trace = Trace("a", tokens[:prompt], tokens[prompt:])
-    analysis = Analysis(config, model, Words(), find_ropes(model))
+    analysis = Setting(config, model, Words(), find_ropes(model))
     evictions = decode(analysis, [trace], 0, lambda n: None)["a"]
     row = analyse(analysis, trace, evictions, pictured=True)
     rule = Rule.of(config, len(trace.tokens))
@@ -136,7 +136,7 @@ def test_queries_before_rope_are_the_projections_of_the_model():
     tokens = prompts(61)[0]
     config = Revisit(policies=("full",), k=9, distance=9.0, scale_below=0, queries=1000)
     trace = Trace("a", tokens[:17], tokens[17:])
-    analysis = Analysis(config.resolved(), model, Words(), find_ropes(model))
+    analysis = Setting(config.resolved(), model, Words(), find_ropes(model))
     try:
         row = analyse(analysis, trace, [], pictured=True)
     finally:
@@ -170,7 +170,7 @@ def test_models_own_sinks_and_soft_caps_count(definition):
     h, groups, size, d, first = 2, 3, BLOCK + 13, 8, 5
     queries = 2 * torch.randn(h, groups, size, d, generator=g)
     keys = torch.randn(h, size, d, generator=g)
-    softmax = Softmax(0.4, cap=3.0, sink=torch.randn(h, groups, generator=g))
+    softmax = LogitTransform(0.4, cap=3.0, sink=torch.randn(h, groups, generator=g))
     times = torch.randint(1, 2 * size, (2, h, size), generator=g, dtype=torch.int32)
     rule = Rule(6, 20.0, definition, 2)
     figures = look(queries, keys, softmax, first, rule, list(times))
@@ -222,7 +222,7 @@ def test_memory_grows_with_the_length_and_not_with_its_square():
         queries, keys = (torch.randn(*s, size, 4, generator=g) for s in ((1, 2), (1,)))
         times = [torch.full((1, size), 900, dtype=torch.int32)]
         with Largest() as seen:
-            look(queries, keys, Softmax(1.0), 0, Rule(150, 200.0, "top-k", 4), times)
+            look(queries, keys, LogitTransform(1.0), 0, Rule(150, 200.0, "top-k", 4), times)
         most.append(seen.most)
     assert most[0] == 4 * BLOCK * 128 and most[1] == 2 * most[0] and most[2] == 4 * most[0]
 

@@ -10,10 +10,10 @@ from scipy import stats
 
 from kvpolicies.eval.select.benches import Bench, Measured
 from kvpolicies.eval.select.candidates import Candidate, Figures, pareto
-from kvpolicies.eval.select.decision import CHOSEN, NONE, UNDECIDED, Choice, Limits, choose
+from kvpolicies.eval.select.decision import CHOSEN, NONE, UNDECIDED, Choice, Constraints, choose
 from kvpolicies.eval.select.evidence import Evidence
 from kvpolicies.eval.select.power import need, problems_needed
-from kvpolicies.eval.select.sources import Source
+from kvpolicies.eval.select.sources import StudyFolder
 from kvpolicies.eval.stats.bounds import draw_means, lower, mean_over_tasks, upper
 from kvpolicies.eval.stats.intervals import Interval
 from kvpolicies.eval.study.config import Cell, Study
@@ -35,7 +35,7 @@ def made(*benches: dict[str, np.ndarray], held: dict[str, int] | None = None):
         }
         problems = tuple(str(i) for i in range(len(blank)))
         kept.append(Bench(f"task {number}", problems, blank.shape[1], 10, cells))
-    source = Source("folder", Study(), (), "", len(kept[0].problems), "", None)
+    source = StudyFolder("folder", Study(), (), "", len(kept[0].problems), "", None)
     evidence = Evidence((source,), tuple(kept), tuple(cell_of.values()), {})
     candidates = []
     for place, name in enumerate(names):
@@ -51,7 +51,7 @@ def made(*benches: dict[str, np.ndarray], held: dict[str, int] | None = None):
 def verdict(
     *benches: dict[str, np.ndarray], held: dict[str, int] | None = None, **limits
 ) -> Choice:
-    return choose(*made(*benches, held=held), Limits(**limits))
+    return choose(*made(*benches, held=held), Constraints(**limits))
 
 
 def ones(problems: int, wrong: int = 0) -> np.ndarray:

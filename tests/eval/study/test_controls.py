@@ -16,7 +16,7 @@ from kvpolicies.eval.report import findings as words
 from kvpolicies.eval.study import controls, run
 from kvpolicies.eval.study.config import Study
 from kvpolicies.eval.study.controls import LENGTH, MEMORY, Cuts
-from kvpolicies.eval.study.prompts import Request
+from kvpolicies.eval.study.prompts import StudyRequest
 from kvpolicies.eval.study.results import FULL, NAME, read_rows
 from kvpolicies.eval.study.summary import summarise
 from kvpolicies.eval.tasks.measures import ACCURACY
@@ -82,7 +82,7 @@ def sample(new, slots) -> Any:
 
 
 def request():
-    return Request(0, Problem("a", "", ""), 0, [1] * 6, 94)
+    return StudyRequest(0, Problem("a", "", ""), 0, [1] * 6, 94)
 
 
 def test_each_cut_is_graded_once_and_an_uncut_sample_never():
@@ -160,7 +160,7 @@ def test_a_policy_no_better_than_stopping_is_told():
 
 def test_a_loss_that_goes_with_length_is_told():
     [line] = said(ONES, HALF, NONE, HALF)
-    assert "full cut to the same lengths is not told apart from streaming" in line
+    assert "full cut to the same lengths does not differ significantly from streaming" in line
     [line] = said(ONES, HALF, NONE, LESS)
     assert line == "At 40 slots, full cut to the same lengths is behind streaming."
     assert said(ONES, ONES, NONE, ONES) == []

@@ -104,7 +104,7 @@ def test_words_say_what_could_be_told():
     found = analysis.analyse(STUDY, made()).power
     assert found is not None
     none = power.sentence(replace(found, detectable=1.54))
-    assert "no difference, however large, is told apart" in none and "154" not in none
+    assert "no difference, however large, is detected" in none and "154" not in none
     same = rows_of("full", "full", np.ones((3, 4))) + rows_of("random", "40", np.ones((3, 4)))
     found = analysis.analyse(STUDY, same)
     assert found.power is None and found.pairs[0].p == 1
@@ -151,7 +151,7 @@ def test_what_is_detectable_is_detected_four_times_in_five(samples, gap):
     told = 0
     for _ in range(count):
         two, one = simulated(rng, problems, samples, gap)
-        told += stats.sign_flip((two - one).sum(1).tolist(), seed=0) < power.LEVEL
+        told += stats.sign_flip((two - one).sum(1).tolist(), seed=0) < power.ALPHA
     # A binomial of 1000 at 0.8 has a standard deviation of 1.3 %.
     assert power.CHANCE - 0.026 <= told / count <= power.CHANCE + 0.1
 

@@ -94,5 +94,5 @@ def test_a_study_may_record_fewer_and_stays_the_same_study(small_study):
     one = replace(study, texts=1, samples=3, temperature=0.6)
     assert "texts" not in one.identity()
     wanted = [(i, s) for i in range(2) for s in range(3)
-              if texts.wanted(one, run.Request(3 * i + s, problem, s, [1], 1))]  # fmt: skip
+              if texts.wanted(one, run.StudyRequest(3 * i + s, problem, s, [1], 1))]  # fmt: skip
     assert wanted == [(0, 0)]

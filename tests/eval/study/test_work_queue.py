@@ -105,9 +105,9 @@ def test_torchrun(alone, tmp_path):
 @pytest.mark.parametrize(
     ("given", "place"),
     [
-        ({}, launch.Place()),
-        ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}, launch.Place(1, 4, 0)),
-        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, launch.Place(3, 4, 0)),
+        ({}, launch.ProcessRank()),
+        ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}, launch.ProcessRank(1, 4, 0)),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, launch.ProcessRank(3, 4, 0)),
         ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK is 4"),
         ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK must be a whole number"),
         ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK must be a whole number"),

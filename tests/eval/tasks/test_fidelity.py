@@ -12,7 +12,7 @@ from kvpolicies.eval.study import run
 from kvpolicies.eval.study.config import Study
 from kvpolicies.eval.study.results import NAME, read_rows
 from kvpolicies.eval.tasks import fidelity, ledger
-from kvpolicies.eval.tasks.fidelity import Scorer, split_units
+from kvpolicies.eval.tasks.fidelity import PredictionScorer, split_units
 from kvpolicies.models import loading
 from tests.support.rows import untimed
 
@@ -21,8 +21,8 @@ def test_scores_against_the_formulas():
     torch.manual_seed(0)
     full, other = torch.randn(5, 11), torch.randn(5, 11)
     forced = [[3, 1, 4, 1, 5]]
-    reference = Scorer(forced)
-    scorer = Scorer(forced, reference)
+    reference = PredictionScorer(forced)
+    scorer = PredictionScorer(forced, reference)
     for step in range(5):
         reference.on_logits(0, step, full[step])
     for step in range(5):
@@ -38,7 +38,7 @@ def test_scores_against_the_formulas():
 
 
 def test_full_gives_its_distribution_before_the_loop_reuses_the_logits():
-    reference = Scorer([[0, 1]])
+    reference = PredictionScorer([[0, 1]])
     buffer = torch.tensor([1.0, 2.0])
     reference.on_logits(0, 0, buffer)
     buffer.fill_(0)
@@ -67,14 +67,14 @@ def forced_runs():
     problems = [ledger.make_problem(seed, length=70) for seed in range(2)]
     prompts = [tokenizer.encode(p.prompt, add_special_tokens=False) for p in problems]
     forced = [tokenizer.encode(p.trace, add_special_tokens=False) for p in problems]
-    full = Scorer(forced)
+    full = PredictionScorer(forced)
     runs = {"full": full}
     for name, policy, budget in (
         ("full", "full", "100%"),
         ("everything", "streaming", "100%"),
         ("half", "streaming", "50%"),
     ):
-        scorer = full if name == "full" else Scorer(forced, full)
+        scorer = full if name == "full" else PredictionScorer(forced, full)
         generate(
             model,
             prompts,

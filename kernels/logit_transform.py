@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Softmax:
+class LogitTransform:
     """logits = cap * tanh(scale * q.k / cap), softmax over them and a sink."""
 
     scale: float

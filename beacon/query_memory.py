@@ -1,6 +1,6 @@
 """What the score asks of a memory of queries, and what all such memories have in common.
 
-Which queries of the past a row still has is a keeper's business: `QueryBuffer` thins them out again
+Which queries of the past a row still has is a memory's business: `QueryBuffer` thins them out again
 and again, `Exchange` replaces one at a time, `History` keeps all. The policy only asks who looks.
 
 Queries are stored as the model made them, post-RoPE, with their positions. What they were before
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from kvpolicies.beacon.space import Space
-from kvpolicies.policy import Geometry, Step, View
+from kvpolicies.policy import Geometry, Observation, View
 
 
-class Observers(NamedTuple):
+class ObservationQueries(NamedTuple):
     """The observation queries of some rows, at the positions they look from."""
 
     queries: Tensor
@@ -29,7 +29,7 @@ class Observers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Keeper:
+class QueryMemory:
     """Remembers queries: some of the past as beacons, the newest as recents.
 
     Its tensors are `queries` [B, H, G, N, D] and `when` [B, H, G, N] int32, which holds position
@@ -54,11 +54,11 @@ class Keeper:
         """No queries, for all rows."""
         return self._empty(geometry, self.size)
 
-    def add(self, view: View, step: Step) -> None:
+    def add(self, view: View, step: Observation) -> None:
         """Takes in a step's n queries of every row."""
         raise NotImplementedError
 
-    def looking(self, view: View) -> Observers:
+    def looking(self, view: View) -> ObservationQueries:
         """Beacons, looking from the newest position, and recents, from their own."""
         raise NotImplementedError
 
@@ -76,14 +76,14 @@ class Keeper:
 
     def _observers(
         self, view: View, beacons: Tensor, held: Tensor, recents: Tensor, own: Tensor
-    ) -> Observers:
+    ) -> ObservationQueries:
         """Beacons in the space's coordinates, `held` [B, n_beacon] of them true, and recents.
 
         `own` [B, n_recent] are the recents' positions, negative where there is none.
         """
         newest = view.newest[:, None].expand(-1, self.n_beacon)
         moved = self.space.looking_from(view.rope, beacons, newest)
-        return Observers(
+        return ObservationQueries(
             torch.cat([moved, recents.float()], dim=3),
             torch.cat([newest, own], dim=1),
             torch.cat([held, own >= 0], dim=1),
