@@ -8,8 +8,8 @@ from typing import Any
 from kvpolicies.config import from_mapping
 from kvpolicies.errors import UserError, nearest, whole
 from kvpolicies.files import parse_json
+from kvpolicies.learned.kinds import KINDS, Kind
 
-KINDS = ("kvpop", "kvpop_mlp", "dms", "trimkv")
 FEATURES = ("post_rope", "pre_rope")
 AGGREGATES = ("max", "mean", "sum")
 """How the query heads of a group become one target (targets.py)."""
@@ -59,12 +59,10 @@ class ScorerConfig:
             raise UserError(
                 f"scorer: features must be {' or '.join(FEATURES)}, got {self.features!r}"
             )
-        defaults = {
-            "memory": self.head_dim if self.kind == "kvpop" else 0,
-            "hidden": {"kvpop_mlp": 2 * self.head_dim, "trimkv": 512}.get(self.kind, 0),
-        }
-        for name, value in defaults.items():
-            object.__setattr__(self, name, getattr(self, name) or value)
+        for name in ("memory", "hidden"):
+            size = getattr(self._kind, name)
+            value = getattr(self, name) or (size(self.head_dim) if size else 0)
+            object.__setattr__(self, name, value)
         object.__setattr__(self, "layers", tuple(self.layers))
         for name in ("heads", "head_dim"):
             whole(getattr(self, name), 1, f"scorer: {name}", 1 << 20)
@@ -80,9 +78,13 @@ class ScorerConfig:
             raise UserError(f"scorer: base must name {', '.join(_BASE)}, got {sorted(self.base)}")
 
     @property
+    def _kind(self) -> Kind:
+        return KINDS[self.kind]
+
+    @property
     def needs_input(self) -> bool:
         """Whether the scorer reads the attention's input instead of keys and values."""
-        return self.kind in ("dms", "trimkv")
+        return self._kind.needs_input
 
     @property
     def ages(self) -> bool:
@@ -92,15 +94,12 @@ class ScorerConfig:
     @property
     def lag(self) -> int:
         """Tokens after which a token is scored: its score is read when token t + lag is there."""
-        return {"kvpop": self.window if self.delay else 0, "dms": 1}.get(self.kind, 0)
+        return self._kind.lag(self)
 
     @property
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of what is carried along a sequence, float32, all zero when it begins."""
-        if self.kind != "kvpop":
-            return {}
-        h, m = self.heads, self.memory
-        return {"memory": (h, m, m), "normaliser": (h, m), "scale": (h,)}
+        return self._kind.state_shapes(self)
 
     def to_json(self) -> str:
         """Text that `read_config` reads back to an equal config."""

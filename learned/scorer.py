@@ -22,10 +22,12 @@ from torch import Tensor, nn
 from kvpolicies.errors import UserError
 from kvpolicies.learned import saving
 from kvpolicies.learned.config import ScorerConfig
-from kvpolicies.learned.nets import Adapter, Gate, HeadMLP, ScorerInput, State, normal, per_head
+from kvpolicies.learned.kinds import CHUNK, KINDS
+from kvpolicies.learned.nets import ScorerInput, State, normal, per_head
+from kvpolicies.registry import load
 
 # Tokens a chunk of the cell; chunks a call, for its backward grows with the square of these.
-CHUNK, CHUNKS = 64, 16
+CHUNKS = 16
 CAP = 15.0
 # Log of a forget gate that leaves nothing: the cap holds any memory below exp(2 CAP) of what comes.
 # Not lower: it enters a running sum of float32, whose digits the gates after it need.
@@ -167,9 +169,6 @@ class MemoryRead(nn.Module):
         return (normed * self.head[:, None]).sum(-1) + self.head_bias[:, None], state
 
 
-NETS = {"kvpop": MemoryRead, "kvpop_mlp": HeadMLP, "dms": Adapter, "trimkv": Gate}
-
-
 class Scorer(nn.Module):
     """One net a layer, and an age decay a KV head.
 
@@ -180,7 +179,8 @@ class Scorer(nn.Module):
     def __init__(self, config: ScorerConfig):
         super().__init__()
         self.config = config
-        self.nets = nn.ModuleDict({str(i): NETS[config.kind](config) for i in config.layers})
+        net = load(KINDS[config.kind].net)
+        self.nets = nn.ModuleDict({str(i): net(config) for i in config.layers})
         # softplus(-8) = 3e-4 a token: small beside scores, and not out of training's reach.
         ages = {str(i): torch.full((config.heads,), -8.0) for i in config.layers if config.ages}
         self.ages = nn.ParameterDict(ages)

@@ -11,6 +11,7 @@ from typing import Any
 from kvpolicies import room
 from kvpolicies.errors import UserError
 from kvpolicies.learned.config import ScorerConfig
+from kvpolicies.learned.kinds import KINDS
 from kvpolicies.train.recipe import Recipe
 
 TOKEN = 32
@@ -18,8 +19,6 @@ TOKEN = 32
 TRAINED = 24
 """Bytes of a parameter that trains: itself, its gradient, their product and its own gradient (see
 module.py), AdamW's two means."""
-CHUNK = 64
-"""Tokens that kvpop's memory takes in between two states that are kept."""
 
 
 def check_machine(recipe: Recipe) -> None:
@@ -72,13 +71,8 @@ def check_scorer(recipe: Recipe, config: ScorerConfig) -> None:
     shapes = without_storage(config).state_dict().values()
     trained = TRAINED * sum(math.prod(weight.shape) for weight in shapes)
     tokens = recipe.batch // (recipe.devices * recipe.accumulate) * recipe.sequence
-    h, m = config.heads, config.memory
-    numbers = {
-        "kvpop": h * tokens * (3 * m + m * m // CHUNK),
-        "kvpop_mlp": 3 * h * tokens * config.hidden,
-        "trimkv": 3 * tokens * config.hidden,
-    }.get(config.kind, 0)
-    sizes = {"hidden": config.hidden, "memory": m}
+    numbers = KINDS[config.kind].held(config, tokens)
+    sizes = {"hidden": config.hidden, "memory": config.memory}
     named = ", ".join(f"{name} {size:,}" for name, size in sizes.items() if size)
     what = f"training a scorer of {config.kind}{named and f' with {named}'}"
     instead = f"lower {named.partition(' ')[0] or 'batch'}, or batch and sequence"

@@ -24,6 +24,7 @@ from kvpolicies.learned.boundary import (
     spearman,
     static_priorities,
 )
+from kvpolicies.learned.kinds import KINDS
 from kvpolicies.learned.scorer import Scorer
 from kvpolicies.train.recipe import Recipe
 from kvpolicies.train.teacher import LabelledFeatures, LayerFeatures
@@ -101,7 +102,7 @@ def decay_of(scorer: Scorer, layer: int) -> Tensor | None:
 def comparable(scorer: Scorer, text: LayerFeatures) -> Tensor:
     """[B, H, S]: the scores, as numbers whose differences mean the same everywhere."""
     scores = text.scores(scorer)
-    if scorer.config.kind == "trimkv":
+    if not KINDS[scorer.config.kind].same_order:
         return -(-scores).clamp_min(1e-30).log()
     return scores
 

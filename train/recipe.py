@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 RECIPES = Path(__file__).parent / "recipes"
 WORDS = {
-    "kind": KINDS,
+    "kind": tuple(KINDS),
     "recipe": ("frozen", "distill"),
     "schedule": ("cosine", "linear", "constant"),
     "aggregate": AGGREGATES,
@@ -121,10 +121,10 @@ class Recipe(Form):
             raise UserError(f"at_entry is an ablation of kvpop, not of {self.kind}")
         asked = "recipe distill" if self.recipe == "distill" else "lse sparse"
         evicts = self.recipe == "distill" or self.lse == "sparse"
-        if evicts and (self.kind == "trimkv" or len(self.budget) != 1):
+        if evicts and not (KINDS[self.kind].same_order and len(self.budget) == 1):
             raise UserError(
                 f"{asked} needs one budget, and a kind that orders tokens the same at any age: "
-                "not trimkv"
+                f"not {', '.join(k for k, declared in KINDS.items() if not declared.same_order)}"
             )
         _check_effect(self)
         loading.check_device(self.device)
@@ -200,9 +200,11 @@ def _check_effect(recipe: Recipe) -> None:
         **dict.fromkeys(("columns", "subset", "stream", "split"),
                         (not ledger, "data ledger makes its own problems")),
         **dict.fromkeys(("base_lr", "kl", "kl_top"), (distills, "is of recipe distill")),
-        "memory": (recipe.kind == "kvpop", "is of kind kvpop"),
-        "hidden": (recipe.kind in ("kvpop_mlp", "trimkv"), "is of kinds kvpop_mlp and trimkv"),
     }  # fmt: skip
+    for name in ("memory", "hidden"):
+        kinds = [kind for kind, declared in KINDS.items() if getattr(declared, name)]
+        plural = "s" if len(kinds) > 1 else ""
+        says[name] = (recipe.kind in kinds, f"is of kind{plural} {' and '.join(kinds)}")
     for option_ in fields(recipe):
         holds, why = says.get(option_.name, (True, ""))
         if not holds and (value := getattr(recipe, option_.name)) != option_.default:
