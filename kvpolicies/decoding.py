@@ -129,12 +129,27 @@ def generate(
 
 
 def stop_set(model: Any, given: int | Sequence[int] | None) -> frozenset[int]:
-    """The tokens that end a request: those given, else the model's generation config's."""
+    """The tokens that end a request: those given, else the model's generation config's.
+
+    Raises:
+        UserError: for what is no token id there.
+    """
     if given is None:
-        given = model.generation_config.eos_token_id
-    if given is None:
-        return frozenset()
+        return frozenset(configured_stops(model))
     return frozenset([given] if isinstance(given, int) else given)
+
+
+def configured_stops(model: Any) -> list[int]:
+    """The tokens that the model's generation config ends an answer with.
+
+    Raises:
+        UserError: for what is no token id there.
+    """
+    named = model.generation_config.eos_token_id
+    stops = [] if named is None else list(named) if isinstance(named, list | tuple) else [named]
+    for token in stops:
+        whole(token, 0, "the model's generation config: eos_token_id")
+    return stops
 
 
 def _sizes(model: Any, policy: Policy) -> Geometry:

@@ -16,6 +16,10 @@ FULL = "full"
 """The reference's policy in every row, and its budget: it has none."""
 
 
+MOST = 1 << 53
+"""The largest count: floats, in which figures are made of them, still tell it from the next."""
+
+
 class Key(NamedTuple):
     """What a row is the result of."""
 
@@ -34,7 +38,7 @@ Form = tuple[Callable[[Any], bool], str]
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value <= MOST
 
 
 def _is_number(value: Any) -> bool:
@@ -48,7 +52,7 @@ def _listed(form: Form) -> Form:
     )
 
 
-_COUNT: Form = (_is_count, "a whole number >= 0")
+_COUNT: Form = (_is_count, "a whole number from 0 to 2^53")
 _TEXT: Form = (lambda value: isinstance(value, str), "text")
 _NUMBER: Form = (_is_number, "a finite number")
 _SECONDS: Form = (lambda value: _is_number(value) and value >= 0, "seconds >= 0")

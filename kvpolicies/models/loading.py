@@ -133,8 +133,9 @@ def stop_tokens(model: Any, tokenizer: Any) -> list[int]:
     The last is read off the template itself (what it writes after an assistant's turn): converted
     checkpoints often name only the end of a document, and answers would then run on.
     """
-    named = model.generation_config.eos_token_id
-    found = set(named if isinstance(named, list | tuple) else [named]) | {tokenizer.eos_token_id}
+    from kvpolicies.decoding import configured_stops
+
+    found = {*configured_stops(model), tokenizer.eos_token_id}
     if tokenizer.chat_template:
         turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
         text = tokenizer.apply_chat_template(turns, tokenize=False)

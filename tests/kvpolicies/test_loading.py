@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvpolicies.decoding import stop_set
 from kvpolicies.errors import UserError
 from kvpolicies.models import loading
 
@@ -79,3 +80,12 @@ def test_embedded_model_loads():
     model, tokenizer = loading.load("embedded", device="cpu")
     assert not model.training
     assert loading.stop_tokens(model, tokenizer) == [tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize("named", ["x", [2, "x"], -1, True, 0.5])
+def test_stop_tokens_that_are_no_ids_are_refused(named):
+    model, tokenizer = loading.load("embedded")
+    model.generation_config.eos_token_id = named
+    for stops in (lambda: loading.stop_tokens(model, tokenizer), lambda: stop_set(model, None)):
+        with pytest.raises(UserError, match="generation config: eos_token_id must be a whole"):
+            stops()

@@ -53,11 +53,12 @@ def test_reading_changes_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ({"sample": True}, "sample must be a whole number >= 0, got True"),
+        ({"sample": True}, "sample must be a whole number from 0 to 2^53, got True"),
         ({"sample": 1.0}, "sample must be a whole number"),
         ({"policy": ["x"]}, "policy must be text"),
         ({"problem": 7}, "problem must be text"),
-        ({"length": -1}, "length must be a whole number >= 0, got -1"),
+        ({"cache_bytes": 10**25}, "cache_bytes must be a whole number from 0 to 2^53"),
+        ({"length": -1}, "length must be a whole number from 0 to 2^53, got -1"),
         ({"slots": "8"}, "slots must be a whole number"),
         ({"seconds": math.nan}, "no JSON"),
         ({"seconds": -0.5}, "seconds must be seconds >= 0"),
