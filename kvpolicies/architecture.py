@@ -118,6 +118,27 @@ def find_ropes(model: Any) -> list[Rope]:
     ]
 
 
+def find_outputs(model: Any) -> list[Tensor]:
+    """Each layer's output projection [H, G, D, E], of the KV heads that lie in this process.
+
+    Raises:
+        UserError: for a model whose attention has none that can be read.
+    """
+    shape, found = inspect_model(model), []
+    for module in attention_modules(model):
+        weight = getattr(getattr(module, "o_proj", None), "weight", None)
+        weight = getattr(weight, "to_local", lambda w=weight: w)()  # its part, if it is spread
+        columns = shape.heads * shape.groups * shape.head_dim
+        if weight is None or not weight.is_floating_point() or weight.shape[1:] != (columns,):
+            raise UserError(
+                f"model {type(model).__name__}: this policy reads the attention's output "
+                f"projection, and layer {module.layer_idx} has none of numbers [*, {columns}]"
+            )
+        heads = weight.detach().view(-1, shape.heads, shape.groups, shape.head_dim)
+        found.append(heads.permute(1, 2, 3, 0))
+    return found
+
+
 def _why_unsupported(whole: Any, config: Any) -> str:
     if getattr(whole, "is_encoder_decoder", False):
         return "encoder-decoder models attend across to an encoder; only decoders are evicted here"

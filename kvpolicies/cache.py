@@ -77,7 +77,7 @@ class FixedBudgetCache(Cache):
         max_length: int = 0,
         trace: bool = False,
     ):
-        from kvpolicies.architecture import find_ropes, inspect_model
+        from kvpolicies.architecture import find_outputs, find_ropes, inspect_model
         from kvpolicies.guard import refuse_compiled
         from kvpolicies.registry import resolve
 
@@ -86,6 +86,7 @@ class FixedBudgetCache(Cache):
         self.shape = inspect_model(model, self.policy)
         self.policy.check_model(model)
         self.ropes = find_ropes(model)
+        self.outputs = find_outputs(model) if self.policy.needs_output else None
         one = isinstance(budget, str | int | Budget | Schedule)
         self.schedules = [self._schedule(b) for b in ([budget] if one else list(budget))]
         if not self.schedules:
@@ -173,8 +174,12 @@ class FixedBudgetCache(Cache):
                 policy = Sliding()
             for y, layer in enumerate(layers):
                 self.layer_index[layer] = (len(self.groups), y)
-            ropes = [self.ropes[i] for i in layers]
-            self.groups.append(SlotGroup(own, policy, layers, ropes, self.trace_length, span))
+            ropes, outputs = [self.ropes[i] for i in layers], None
+            if self.outputs and span is None:
+                outputs = [self.outputs[i] for i in layers]
+            self.groups.append(
+                SlotGroup(own, policy, layers, ropes, self.trace_length, span, outputs)
+            )
         if self.max_length and device.type != "meta":
             self._prepare_ropes(self.max_length)  # what cannot be rotated so far is refused now
 

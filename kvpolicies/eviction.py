@@ -37,3 +37,14 @@ def sortable(x: Tensor) -> Tensor:
     """float32 -> int32 in the same order (NaN aside)."""
     bits = x.contiguous().view(torch.int32)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+def highest(scores: Tensor, positions: Tensor, n: Tensor) -> Tensor:
+    """[B, H, L] bool: the n [B] highest scores of each head, of equal ones the larger positions.
+
+    Slots that must not be among them score -inf; there are at least n others.
+    """
+    key = (sortable(scores.float() + 0.0).long() << 32) | positions.long()
+    ordered = key.sort(dim=-1, descending=True).values
+    last = (n - 1).clamp_min(0)[:, None, None].expand(*scores.shape[:2], 1)
+    return (key >= ordered.gather(-1, last)) & (n > 0)[:, None, None]

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kvpolicies.budget import Budget
@@ -101,6 +101,11 @@ class Schedule:
         drop = prompt - budget.total
         return cls(most, drop, sinks, window, drop, first=prompt, growth=most)
 
+    @classmethod
+    def beside(cls, budget: Budget, every: int, sinks: int = 0, window: int = 0) -> "Schedule":
+        """The rule of papers with a buffer of `every` slots beside the budget, emptied at once."""
+        return cls(budget.total + every, every, sinks, window, every)
+
     def full_at(self, evicted: int) -> int:
         """Slots at which the next token needs room, once so many tokens have been evicted."""
         first = self.capacity if self.first is None else self.first
@@ -170,6 +175,10 @@ class View:
     """How the model turns products of queries and keys into attention weights."""
     futures: list[Any]
     """Each row's recording of the run to come (`needs_future`; see recording.py), else None."""
+    n_drop: int = 0
+    """In `scores`: slots of each head that this eviction frees."""
+    output: Float[Tensor, "H G D E"] | None = None
+    """The model's output projection of each query head at this layer (`needs_output`)."""
 
     def of(self, rows: slice) -> "View":
         """This view, of some of its rows."""
@@ -184,6 +193,28 @@ class View:
         )
 
     @property
+    def windows(self) -> list[int]:
+        """Newest tokens of each row that this eviction leaves alone."""
+        both = zip(self.schedules, self.lengths, strict=True)
+        return [s.window_beside(length, self.n_drop) for s, length in both]
+
+    @property
+    def free(self) -> list[int]:
+        """Slots of each row that this eviction leaves to the scores: neither sinks nor window."""
+        kept = [length - self.n_drop for length in self.lengths]
+        both = zip(kept, self.schedules, self.windows, strict=True)
+        return [max(0, n - s.sinks - window) for n, s, window in both]
+
+    @property
+    def contested(self) -> Bool[Tensor, "B H L"]:
+        """The slots that this eviction may free."""
+        device = self.positions.device
+        first = on_device([s.sinks for s in self.schedules], device)
+        last = self.newest - on_device(self.windows, device)
+        positions = self.positions
+        return (positions >= first[:, None, None]) & (positions <= last[:, None, None])
+
+    @property
     def newest(self) -> Int[Tensor, "B"]:
         """Position of each row's last processed token."""
         return on_device(self.seen, self.keys.device) - 1
@@ -191,6 +222,12 @@ class View:
     def newest_slots(self, n: int) -> Int[Tensor, "B n"]:
         """Slots of each row's n newest tokens, in `observe` of these tokens; alike in all heads."""
         return counting([length - n for length in self.lengths], n, self.keys.device)
+
+    def newest_values(self, n: int) -> tuple[Int[Tensor, "B H n"], Float[Tensor, "B H n D"]]:
+        """Slots and values of each row's n newest tokens, in `observe` of these tokens."""
+        slots = self.newest_slots(n)[:, None].expand(*self.positions.shape[:2], -1)
+        wide = slots[..., None].expand(*slots.shape, self.values.shape[3])
+        return slots, self.values.gather(2, wide)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +255,8 @@ class Policy:
     """Reads nothing of a view that differs from layer to layer but its tensors, so that a decode
     step may show several layers at once, as more rows: for policies that read neither `layer` nor
     `geometry.rows`. Layers of other rotations or softmax are shown apart."""
+    needs_output: ClassVar[bool] = False
+    """Uses `view.output`, the projection that makes attention's output of values."""
     needs_rope: ClassVar[bool] = False
     """Uses `view.rope`: the adapter must know the model's rotation."""
     whole_prompts: ClassVar[bool] = False

@@ -30,6 +30,12 @@ POLICIES = {
     "keydiff": "kvpolicies.baselines.keydiff:KeyDiff",
     "lazy": "kvpolicies.baselines.lazy:Lazy",
     "expected": "kvpolicies.baselines.expected:Expected",
+    "raas": "kvpolicies.baselines.raas:RaaS",
+    "gkv": "kvpolicies.baselines.gkv:GKV",
+    "vase": "kvpolicies.baselines.vase:VaSE",
+    "criticalkv": "kvpolicies.baselines.criticalkv:CriticalKV",
+    "dropkv": "kvpolicies.baselines.dropkv:DropKV",
+    "longflow": "kvpolicies.baselines.longflow:LongFlow",
     "oracle": "kvpolicies.baselines.oracle:Oracle",
     "beacon": "kvpolicies.beacon.policy:Beacon",
     "kvpop": "kvpolicies.learned.kvpop:KVpop",
@@ -38,7 +44,7 @@ POLICIES = {
     "trimkv": "kvpolicies.learned.trimkv:TrimKV",
 }
 
-ON_REQUEST = ("expected",)
+ON_REQUEST = ("expected", "raas", "gkv", "vase", "criticalkv", "dropkv", "longflow")
 """Those of ours that a study runs when they are asked for, or all are."""
 
 

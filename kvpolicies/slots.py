@@ -53,6 +53,7 @@ class SlotGroup:
         ropes: the model's rotation at each of them.
         trace_length: record eviction times of so many positions.
         span: tokens that a query looks back, itself included (a sliding window); None = all.
+        outputs: the model's output projection at each of them, where the policy wants it.
 
     Attributes:
         rows: the counts that all these layers share.
@@ -72,11 +73,12 @@ class SlotGroup:
         ropes: Sequence[Rope],
         trace_length: int = 0,
         span: int | None = None,
+        outputs: Sequence[Tensor] | None = None,
     ):
         g = geometry
         shape = (len(layers), g.rows, g.heads, g.slots)
         self.geometry, self.policy, self.span = g, policy, span
-        self.layers, self.ropes = list(layers), list(ropes)
+        self.layers, self.ropes, self.outputs = list(layers), list(ropes), outputs
         # Asked at every layer of every step, so looked up once.
         self.observes, self.rerotates = policy.observes, policy.rerotates
         self.needs_attention = policy.needs_attention
@@ -177,6 +179,7 @@ class SlotGroup:
         seen: list[int],
         prompts: list[int],
         n: int = 1,
+        n_drop: int = 0,
     ) -> View:
         """What a policy may see of some rows of a layer, or of all rows of n layers from y on.
 
@@ -202,6 +205,8 @@ class SlotGroup:
             rope=self.ropes[y],
             softmax=self.softmax[y],
             futures=[f for i in which for f in self.futures[i][rows]],
+            n_drop=n_drop,
+            output=None if self.outputs is None else self.outputs[y],
         )
 
     def _parts_of(self, y: int, n: int, rows: slice, filled: int) -> SlotViews:
@@ -378,7 +383,7 @@ class SlotGroup:
         rows, seen, prompts = move.rows, move.seen_before, move.prompts_before
         lengths = [length] * len(seen)
         which = self._layers(rows) if layers == ALL else [range(layers.start, layers.stop)]
-        views = [self.view(w[0], rows, lengths, seen, prompts, len(w)) for w in which]
+        views = [self.view(w[0], rows, lengths, seen, prompts, len(w), n_drop) for w in which]
         scores = _joined([self.policy.scores(view) for view in views])
         assert scores is not None
         positions = self.positions[layers, rows, :, :length]

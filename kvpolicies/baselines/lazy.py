@@ -69,7 +69,7 @@ class Lazy(Policy):
             return Schedule.under(budget, drop, window=drop)
         if budget.total <= self.every:
             raise UserError(f"{self}: budget {budget.total} must be larger than every={self.every}")
-        return Schedule(budget.total + self.every, self.every, 0, self.every, self.every)
+        return Schedule.beside(budget, self.every, window=self.every)
 
     @property
     def own_rule(self) -> bool:

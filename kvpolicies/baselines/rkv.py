@@ -60,8 +60,7 @@ class RKV(NewestQueries):
         if not self.faithful:
             return Schedule.under(budget, batched_drop(self.every, budget), self.alpha)
         self.must_exceed_window(budget)
-        total = budget.total + self.every
-        return Schedule(total, self.every, 0, self.alpha, self.every)
+        return Schedule.beside(budget, self.every, window=self.alpha)
 
     def scores(self, view: View) -> Scores:
         """Importance and redundancy of every key, all rows apart."""

@@ -18,6 +18,7 @@ from tests.reference.buffers import QueryBuffer, RevisitBuffer, WholeHistory
 from tests.reference.expected import Expected
 from tests.reference.inputs import draw, draw_whole, quarter_turns
 from tests.reference.policies import H2O, KeyDiff, Lazy, Streaming, Tova
+from tests.reference.rivals import GKV, CriticalKV, DropKV, LongFlow, RaaS
 from tests.reference.rule import (
     NEVER,
     Budget,
@@ -48,6 +49,7 @@ from tests.reference.scores import (
     tova_scores,
 )
 from tests.reference.selection import fps, fps_with_gap, kmeans, points
+from tests.reference.vase import VaSE
 from tests.reference.windowed import RKV, RPC, Oracle, SnapKV, log_sum_exps
 
 POLICIES = {
@@ -60,11 +62,18 @@ POLICIES = {
     "keydiff": KeyDiff,
     "lazy": Lazy,
     "expected": Expected,
+    "raas": RaaS,
+    "gkv": GKV,
+    "vase": VaSE,
+    "criticalkv": CriticalKV,
+    "dropkv": DropKV,
+    "longflow": LongFlow,
     "oracle": Oracle,
     "beacon": Beacon,
 }
 
 __all__ = [
+    "GKV",
     "H2O",
     "NEVER",
     "POLICIES",
@@ -73,20 +82,25 @@ __all__ = [
     "Beacon",
     "BeaconState",
     "Budget",
+    "CriticalKV",
+    "DropKV",
     "Eviction",
     "Expected",
     "KeyDiff",
     "Lazy",
+    "LongFlow",
     "Observation",
     "Oracle",
     "Outcome",
     "QueryBuffer",
+    "RaaS",
     "RevisitBuffer",
     "SnapKV",
     "Stream",
     "Streaming",
     "Terms",
     "Tova",
+    "VaSE",
     "WholeHistory",
     "attention_row",
     "average_pool",

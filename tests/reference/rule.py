@@ -54,6 +54,12 @@ class Stream:
         return self.k[:, ::-1] if self.values is None else self.values
 
     @property
+    def output(self) -> Array:
+        """The layer's output projection [H, G, D, E], the same for all streams of these sizes."""
+        shape = (self.heads, self.group, self.k.shape[-1], 12)
+        return np.random.default_rng(7).standard_normal(shape).astype(np.float32).astype(float)
+
+    @property
     def heads(self) -> int:
         return self.q.shape[0]
 
@@ -127,6 +133,9 @@ class State:
 
     def observe(self, event: Observation) -> None:
         """Learn from queries that have just attended."""
+
+    def about_to_drop(self, n: int) -> None:
+        """Scores are about to be asked for, of which each head's n lowest go."""
 
     def scores(self, cached: list[Array], position: int) -> list[Array]:
         """Score [L] of the cached positions [L] of each head; `position` is the newest."""
@@ -261,6 +270,7 @@ class Outcome:
 def _evict(
     policy: Policy, budget: Budget, state: State, cached: list[Array], newest: int, n_drop: int
 ) -> Eviction:
+    state.about_to_drop(n_drop)
     scores = state.scores(cached, newest)
     kept, dropped, margins, edges = [], [], [], []
     for positions, row in zip(cached, scores, strict=True):

@@ -26,8 +26,13 @@ class OneLayer:
         index: int = 0,
         rope: Rope | None = None,
         trace_length: int = 0,
+        output: Tensor | None = None,
     ):
-        self.group = SlotGroup(geometry, policy, [index], [rope or Rope(None)], trace_length)
+        if output is None and policy.needs_output:
+            sizes = (geometry.heads, geometry.groups, geometry.head_dim, 8)
+            output = torch.randn(sizes, generator=torch.Generator().manual_seed(0))
+        ropes, outputs = [rope or Rope(None)], None if output is None else [output]
+        self.group = SlotGroup(geometry, policy, [index], ropes, trace_length, outputs=outputs)
         self.geometry, self.policy, self.rope = geometry, policy, self.group.ropes[0]
         self.keys, self.values = self.group.keys[0], self.group.values[0]
         self.positions = self.group.positions[0]

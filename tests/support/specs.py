@@ -16,6 +16,9 @@ VARIANTS = [
     "beacon(n_beacon=4, n_recent=4, selector='kmeans_nearest', shared=True)",
     "beacon(n_beacon=4, n_recent=4, refresh='revisit')",
     "beacon(n_beacon=4, n_recent=4, refresh='revisit', shared=True, space='post_rope')",
+    "gkv(observe_window=3)",
+    "vase(observe_window=3)",
+    "criticalkv(observe_window=3)",
 ]
 # Papers' own rules hold more than the budget asked for, and need the prompt's length to say so.
 OWN_RULES = [
@@ -24,6 +27,9 @@ OWN_RULES = [
     "rpc(observe_window=4, faithful=True, P=16, c=2)",
     "rkv(every=8, alpha=4, faithful=True)",
     "lazy(every=8, alpha=0.05, faithful=True)",
+    "gkv(every=8, observe_window=4, faithful=True)",
+    "vase(observe_window=4, faithful=True)",
+    "criticalkv(observe_window=4, faithful=True)",
 ]
 # Learned policies need a scorer: random ones, for the tiny model only (see scorers.py). Where
 # heads are drawn at random, tests/learned has the same properties at fixed sizes.

@@ -57,7 +57,8 @@ def layer_of(
         device=torch.device("cpu"),
         length=longest,
     )
-    layer = OneLayer(geometry, policy, 0, rope_of(streams[0], dim), longest)
+    output = torch.tensor(streams[0].output, dtype=dtype)
+    layer = OneLayer(geometry, policy, 0, rope_of(streams[0], dim), longest, output)
     for row, (stream, budget) in enumerate(zip(streams, schedules, strict=True)):
         layer.reset(row, budget, 0, _future_of(stream) if policy.needs_future else None)
     return layer
