@@ -22,9 +22,9 @@ def test_layers_at_once_are_layers_one_by_one(spec: str, monkeypatch: pytest.Mon
     shown: list[int] = []
     view = slots.SlotGroup.view
 
-    def watched(self, y, rows, lengths, seen, prompts, n=1):
+    def watched(self, y, rows, lengths, seen, prompts, n=1, *more):
         shown.append(n)
-        return view(self, y, rows, lengths, seen, prompts, n)
+        return view(self, y, rows, lengths, seen, prompts, n, *more)
 
     monkeypatch.setattr(slots.SlotGroup, "view", watched)
 
