@@ -25,6 +25,8 @@ Config = TypeVar("Config")
 MODES = ("eager", "fixed", "graph", "compiled")
 """How decode steps run (fixed.py). `eager`: what is filled, as it is; `fixed`: fixed shapes, run
 eagerly; `graph`: these in a CUDA graph; `compiled`: these by torch.compile, on a GPU in a graph."""
+DTYPES = ("float32", "bfloat16", "float16")
+"""Of weights and cache."""
 KERNELS = ("auto", "torch", "triton")
 """What runs kernels: `kernels.backend.CHOICES`, which a test compares; that one imports torch."""
 
@@ -60,7 +62,7 @@ class Deployment(Form):
     top_p: float = option(1.0, "nucleus of sampling")
     top_k: int = option(0, "sampling among the k likeliest; 0 = off")
     seed: int = option(0, "of sampling and of the random policy")
-    dtype: str = option("float32", "of weights and cache: float32, bfloat16, float16")
+    dtype: str = option("float32", f"of weights and cache: {', '.join(DTYPES)}")
     device: str = option("auto", "auto, cpu, cuda")
     step: str = option("auto", "decode steps: auto, eager, fixed, graph (CUDA), compiled")
     kernels: str = option("auto", "auto, torch, triton (which needs a GPU)")
@@ -79,7 +81,7 @@ class Deployment(Form):
         if self.max_length is not None and self.max_length < 2:
             raise UserError(f"max_length must be at least 2, got {self.max_length}")
         words = {
-            "dtype": ("float32", "bfloat16", "float16"),
+            "dtype": DTYPES,
             "step": ("auto", *MODES),
             "kernels": KERNELS,
         }

@@ -11,6 +11,7 @@ them, and `naming` gives their failures a name.
 import csv
 import io
 import json
+import math
 import os
 import shutil
 import stat
@@ -161,6 +162,17 @@ def write_json(path: str | Path, value: Any) -> None:
         UserError: as `write_text`.
     """
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def without_nan(value: Any) -> Any:
+    """A value for JSON: null for what is no number, and named tuples by their names."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()  # type: ignore[attr-defined]
+    if isinstance(value, Mapping):
+        return {str(key): without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_csv(path: str | Path, lines: Iterable[Sequence[Any]]) -> None:

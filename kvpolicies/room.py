@@ -14,6 +14,8 @@ from kvpolicies.errors import UserError
 if TYPE_CHECKING:
     import torch
 
+ENTRY = 36
+"""Bytes of a number in a list of Python's: the least that a token or a sample takes."""
 _LIMITS = (
     "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",

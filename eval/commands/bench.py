@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvpolicies import room
-from kvpolicies.config import MODES, split_list
+from kvpolicies.config import DTYPES, MODES, split_list
 from kvpolicies.errors import UserError
 from kvpolicies.eval.bench.options import budgets_of, numbers, settled, sinks, whole_number
 from kvpolicies.eval.bench.table import print_table, read_rows, write_csv
@@ -31,9 +31,6 @@ from kvpolicies.files import make_folder, naming, read_json, write_json
 if TYPE_CHECKING:
     from kvpolicies.budget import BudgetSpec
 
-_DTYPES = ("float32", "bfloat16", "float16")
-TOKEN = 36
-"""Bytes of a token in a list of Python's."""
 RESULTS, RUN, TABLE = "bench.jsonl", "run.json", "bench.csv"
 
 
@@ -54,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompt", type=whole_number, default=64, help="tokens of each prompt; default: 64")
     add("--new", type=whole_number, help="new tokens a row; default: 1024")
     add("--repeats", type=whole_number, default=2, help="runs a figure; the fastest windows count")
-    add("--dtype", help="float32 (default), bfloat16, float16")
+    add("--dtype", help=f"{DTYPES[0]} (default), {', '.join(DTYPES[1:])}")
     add("--device", help="auto (default), cpu, cuda")
     add("--memory", default="80GB", help="memory to fill when asking for the largest batch; "
         "default: 80GB")  # fmt: skip
@@ -81,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"--{name} {getattr(args, name)}: too small")
     memory = parse_bytes(args.memory)
     tokens = max(sizes) * (args.prompt + args.new) * args.repeats
-    room.check(tokens * TOKEN, f"{tokens:,} tokens", "lower --new, --batch-sizes or --repeats")
+    room.check(tokens * room.ENTRY, f"{tokens:,} tokens", "lower --new, --batch-sizes or --repeats")
     _check(args, policies, budgets)
     out = Path(args.out)
     if not args.predict_only:
@@ -176,8 +173,8 @@ def _check(args: argparse.Namespace, policies: list[str], budgets: "list[BudgetS
 
     if args.tail is not None and args.requests is None:
         raise UserError(f"--tail {args.tail}: needs --requests N, whose lengths it gives")
-    if args.dtype not in _DTYPES:
-        raise UserError(f"--dtype {args.dtype!r}: expected {', '.join(_DTYPES)}")
+    if args.dtype not in DTYPES:
+        raise UserError(f"--dtype {args.dtype!r}: expected {', '.join(DTYPES)}")
     loading.check_device(args.device)
     if args.step not in ("auto", *MODES):
         raise UserError(f"--step {args.step!r}: expected auto, {', '.join(MODES)}")

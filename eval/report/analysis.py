@@ -1,11 +1,9 @@
 """A study's results in numbers: its cells, its comparisons, its power; and the files they go to."""
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from kvpolicies.eval.stats.power import POINTS, Power
 from kvpolicies.eval.study import controls, pairs, summary
@@ -13,7 +11,7 @@ from kvpolicies.eval.study.config import Study
 from kvpolicies.eval.study.pairs import Pair
 from kvpolicies.eval.study.summary import Summary
 from kvpolicies.eval.tasks.measures import Row
-from kvpolicies.files import write_text
+from kvpolicies.files import without_nan, write_text
 
 NAME = "summary.json"
 
@@ -49,16 +47,5 @@ def write(folder: Path, study: Study, found: Analysis) -> None:
         "power": power,
         "controls": controls.MEANINGS if any(cell.controls for cell in found.cells) else {},
     }
-    text = json.dumps(_finite(content), indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(without_nan(content), indent=1, ensure_ascii=False, allow_nan=False)
     write_text(folder / NAME, text + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """Puts null for nan, which is no JSON, and intervals by their names."""
-    if isinstance(value, dict):
-        return {str(key): _finite(entry) for key, entry in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return _finite(value._asdict())  # type: ignore[attr-defined]
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -6,16 +6,13 @@ from typing import Any
 
 from kvpolicies import room
 from kvpolicies.budget import BudgetSpec
-from kvpolicies.config import option
+from kvpolicies.config import DTYPES, option
 from kvpolicies.errors import UserError, nearest
 from kvpolicies.models.form import Form
 
 DEFINITIONS = ("top-k", "weighted")
 COUNTED = 1 << 62
 """Whole numbers that the libraries below count with."""
-TOKEN = 36
-"""Bytes of a token in a list of Python's."""
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,8 @@ class Revisit(Form):
             raise UserError(f"revisit: head reads LAYER.HEAD, such as 3.0, got {self.head!r}")
         if self.traces == "ledger":
             made = self.skip + self.problems
-            room.check(made * self.length * TOKEN, f"{made:,} ledger problems", "lower problems")
+            tokens = made * self.length
+            room.check(tokens * room.ENTRY, f"{made:,} ledger problems", "lower problems")
         for name in ("traces", "out"):
             if not getattr(self, name).strip():
                 raise UserError(f"revisit: {name} is empty")

@@ -20,7 +20,7 @@ from kvpolicies.eval.select.decision import CHOSEN, Choice
 from kvpolicies.eval.select.evidence import Evidence
 from kvpolicies.eval.select.explaining import faults, points
 from kvpolicies.eval.stats.intervals import Interval
-from kvpolicies.files import write_text
+from kvpolicies.files import without_nan, write_text
 from kvpolicies.models.form import KEYS as FORM
 from kvpolicies.models.memory import Load
 
@@ -146,7 +146,7 @@ def selection_json(
         ],
         "sentences": list(said),
     }
-    return json.dumps(_plain(record), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(without_nan(record), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_files(texts: dict[Path, str]) -> None:
@@ -197,15 +197,3 @@ def _shown(interval: Interval) -> str:
 def _one_line(text: str) -> str:
     """Without anything that YAML takes for the end of a comment, or cannot hold."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Interval):
-        return {key: _plain(end) for key, end in value._asdict().items()}
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -13,18 +13,15 @@ from typing import Any, NamedTuple
 
 from kvpolicies import config, room
 from kvpolicies.budget import BudgetSpec
-from kvpolicies.config import Deployment, from_mapping, option, read_yaml
+from kvpolicies.config import DTYPES, Deployment, from_mapping, option, read_yaml
 from kvpolicies.errors import UserError, nearest
 from kvpolicies.eval.study.records import FULL
 from kvpolicies.eval.tasks.task import TASKS, Problem, Task, find_task
 from kvpolicies.models.form import Form
 
 STUDIES = Path(__file__).parent / "studies"
-_DTYPES = ("float32", "bfloat16", "float16")
 ALL = "all"
 """Among a study's policies, stands for all that run on the model as they are."""
-LEAST = 36
-"""Bytes that a token, a sample or a problem takes at the least: a number in a list."""
 
 
 class Cell(NamedTuple):
@@ -64,7 +61,7 @@ class Study(Form):
     top_p: float = option(1.0, "nucleus of sampling")
     top_k: int = option(0, "sampling among the k likeliest; 0 = off")
     seed: int = option(0, "of sampling, of the random policy and of the bootstrap")
-    dtype: str = option("float32", f"of weights and cache: {', '.join(_DTYPES)}")
+    dtype: str = option("float32", f"of weights and cache: {', '.join(DTYPES)}")
     device: str = option("auto", "auto, cpu, cuda")
     tensor_parallel: int = option(
         1, "processes that one model is spread over: torchrun --nproc-per-node N"
@@ -82,14 +79,14 @@ class Study(Form):
 
         super().__post_init__()
         _ = self.entry  # an unknown task, or a fault in its file, is found now
-        if self.dtype not in _DTYPES:
-            raise UserError(f"dtype {self.dtype!r}: {nearest(self.dtype, list(_DTYPES))}")
+        if self.dtype not in DTYPES:
+            raise UserError(f"dtype {self.dtype!r}: {nearest(self.dtype, list(DTYPES))}")
         for name in ("problems", "samples", "max_new_tokens", "batch_size", "tensor_parallel"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"study: {name} must be at least 1, got {value}")
             if value is not None:
-                room.check(value * LEAST, f"{name} {value:,}", f"lower {name}")
+                room.check(value * room.ENTRY, f"{name} {value:,}", f"lower {name}")
         if self.texts < 0:
             raise UserError(f"study: texts must be >= 0, got {self.texts}")
         Sampling(self.temperature, self.top_p, self.top_k, self.seed)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -51,6 +54,18 @@ def test_text_is_read_as_it_was_meant(tmp_path):
     assert files.read_lines(tmp_path / "a") == ["ann", "bob\u2028x"]
     (tmp_path / "b").write_bytes(b"")
     assert files.read_lines(tmp_path / "b") == []
+
+
+class _Ends(NamedTuple):
+    low: float
+    high: float
+
+
+def test_no_json_has_a_nan():
+    value = {1: _Ends(0.5, math.inf), "b": (math.nan, "nan", {"c": [2, None, True]})}
+    told = {"1": {"low": 0.5, "high": None}, "b": [None, "nan", {"c": [2, None, True]}]}
+    assert files.without_nan(value) == told
+    assert json.loads(json.dumps(files.without_nan(value), allow_nan=False)) == told
 
 
 def test_a_device_without_an_end_is_not_read_to_it():
