@@ -1,5 +1,6 @@
 """Pages and prose from Jinja templates: a name that a template misses is an error."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,23 @@ def render(template: Path, **context: Any) -> str:
     return environment(template.parent).get_template(template.name).render(**context)
 
 
-def environment(folder: Path) -> Any:
-    """The templates of a folder."""
+@cache
+def macros(template: Path) -> Any:
+    """Sentences: each macro of a template as a function that returns plain text, not escaped."""
+    return environment(template.parent, page=False).get_template(template.name).module
+
+
+def environment(folder: Path, page: bool = True) -> Any:
+    """The templates of a folder, whose values are escaped for a page."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     return Environment(
         loader=FileSystemLoader(folder),
-        autoescape=True,
+        autoescape=page,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_finalized,
+        finalize=_finalized if page else None,
     )
 
 
