@@ -1,5 +1,6 @@
 """Pages and prose from Jinja templates: a name that a template misses is an error."""
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ def render(template: Path, **context: Any) -> str:
 
 
 @cache
-def macros(template: Path) -> Any:
+def macros(template: Path, **filters: Callable[[Any], str]) -> Any:
     """Sentences: each macro of a template as a function that returns plain text, not escaped."""
-    return environment(template.parent, page=False).get_template(template.name).module
+    made = environment(template.parent, page=False)
+    made.filters.update(filters)
+    return made.get_template(template.name).module
 
 
 def environment(folder: Path, page: bool = True) -> Any:

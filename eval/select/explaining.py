@@ -1,23 +1,31 @@
 """A choice in words: why the winner won, why others did not, and what would change it.
 
-Everything is read off the numbers of a `Choice`; nothing is decided here.
+Everything is read off the numbers of a `Choice`; nothing is decided here. explaining.j2 has the
+words.
 """
 
-from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from kvpolicies.eval.display.bytesize import size
+from kvpolicies.eval.display.pages import macros
 from kvpolicies.eval.select.candidates import Candidate
-from kvpolicies.eval.select.decision import EQUAL, NONE, UNDECIDED, BoundTest, Choice
+from kvpolicies.eval.select.decision import EQUAL, NONE, UNDECIDED, Choice
 from kvpolicies.eval.select.power import Need
 
 MOST = 4
 """Candidates that a sentence names."""
+_SAID = Path(__file__).with_name("explaining.j2")
 
 
 def points(share: float) -> str:
     """A share in percentage points, `2.1`, with a real minus sign."""
     text = f"{100 * share:.1f}"
     return text.removeprefix("-") if float(text) == 0 else text.replace("-", "−")
+
+
+def _say() -> Any:
+    return macros(_SAID, size=size, points=points)
 
 
 def sentences(choice: Choice) -> list[str]:
@@ -29,104 +37,34 @@ def sentences(choice: Choice) -> list[str]:
         return [*head(choice), *_out_of_reach(choice)]
     if choice.limits.on_accuracy:
         return [_cheapest(choice), *_tie(choice), *_threshold_moved(choice), _memory_moved(choice)]
-    return [_best(choice), *_tie(choice), *_out_of_reach(choice), _memory_moved(choice)]
+    best = _say().best(choice.limits, choice.winner, len(choice.admissible))
+    return [best, *_tie(choice), *_out_of_reach(choice), _memory_moved(choice)]
 
 
 def faults(choice: Choice, candidate: Candidate) -> list[str]:
     """What a candidate fails, and by how much; empty if nothing."""
-    found = []
-    limit = choice.limits.memory
+    found, limit = [], choice.limits.memory
     if limit is not None and not choice.fits(candidate):
-        found.append(f"memory: {size(candidate.memory.total - limit)} too much")
-    for test in choice.tests[candidate.cell]:
-        if not test.passes:
-            found.append(_failed(test))
+        found.append(_say().too_much(candidate.memory.total - limit))
+    found += [_say().failed(test) for test in choice.tests[candidate.cell] if not test.passes]
     rival = next((r for r in choice.rivals if r.candidate is candidate), None)
-    if rival is not None:
-        found.append(f"may be better than the first by {points(rival.upper)} points")
-    return found
-
-
-def _failed(test: BoundTest) -> str:
-    short = f"{points(-test.slack)} points short"
-    if test.kind == "loss":
-        text = (
-            f"{test.bench}: may lose {points(-test.bound)} points, "
-            f"{points(-test.threshold)} allowed: {short}"
-        )
-    else:
-        text = (
-            f"{test.bench}: accuracy sure to {points(test.bound)} % only, "
-            f"{points(test.threshold)} % asked: {short}"
-        )
-    return text + (" (its estimate passes)" if test.plausible else "")
-
-
-def _constraint(choice: Choice) -> str:
-    said = []
-    if (least := choice.limits.least_accuracy) is not None:
-        said.append(f"an accuracy of at least {points(least)} %")
-    if (loss := choice.limits.largest_loss) is not None:
-        said.append(f"a loss of at most {points(loss)} points against full")
-    if (memory := choice.limits.memory) is not None:
-        said.append(f"{size(memory)} of memory")
-    return " and ".join(said)
-
-
-def _names(candidates: Sequence[Candidate]) -> str:
-    more = len(candidates) - MOST
-    text = ", ".join(c.label for c in candidates[:MOST])
-    return text + (f" and {more} more" if more > 0 else "")
+    return found + ([_say().may_be_first(rival)] if rival else [])
 
 
 def _cheapest(choice: Choice) -> str:
     winner = choice.winner
     assert winner is not None
     able = [c for c in choice.admissible if choice.passes(c)]
-    others = [c for c in sorted(able, key=lambda c: c.held) if c is not winner]
-    text = f"{winner.label} wins: with {_constraint(choice)} asked for, "
-    if not others:
-        text += "it alone meets that with confidence on every task"
-    else:
-        text += (
-            f"{len(able)} candidates meet that with confidence on every task, and its cache "
-            f"and state take the fewest bytes, {size(winner.held)} (next: "
-            f"{others[0].label}, {size(others[0].held)})"
-        )
-    tests = choice.tests[winner.cell]
-    if not tests:
-        return text + "; full loses nothing against itself."
-    worst = min(tests, key=lambda test: test.slack)
-    sure = (
-        f"it loses at most {points(-worst.bound)} points"
-        if worst.kind == "loss"
-        else f"its accuracy is at least {points(worst.bound)} %"
-    )
-    return f"{text}. On {worst.bench}, its worst task, {sure} with confidence."
-
-
-def _best(choice: Choice) -> str:
-    winner = choice.winner
-    assert winner is not None
-    rest = len(choice.admissible) - 1
-    asked = f"Of {rest + 1} candidates that fit into {size(choice.limits.memory or 0)}, "
-    if not rest:
-        return f"{winner.label} wins: it alone fits into {size(choice.limits.memory or 0)}."
-    return (
-        f"{winner.label} wins: {asked[0].lower() + asked[1:]}it is the most accurate, and none "
-        f"of the others is better by more than {points(choice.limits.tolerance)} points, with "
-        "confidence."
-    )
+    second = min((c for c in able if c is not winner), key=lambda c: c.held, default=None)
+    worst = min(choice.tests[winner.cell], key=lambda test: test.slack, default=None)
+    return _say().cheapest(choice.limits, winner, len(able), second, worst)
 
 
 def _tie(choice: Choice) -> list[str]:
     if not choice.equals or choice.winner is None:
         return []
-    return [
-        f"{_names(choice.equals)} would do as well (all constraints met, bytes within "
-        f"{100 * EQUAL:.0f} %): {choice.winner.label} was taken by the tie-break, which is "
-        "accuracy, then bytes, then name."
-    ]
+    more, percent = len(choice.equals) - MOST, f"{100 * EQUAL:.0f}"
+    return [_say().tie(choice.winner, choice.equals[:MOST], more, percent)]
 
 
 def _threshold_moved(choice: Choice) -> list[str]:
@@ -137,20 +75,13 @@ def _threshold_moved(choice: Choice) -> list[str]:
     firmer = [c for c in choice.admissible if choice.slack(c) > slack and choice.passes(c)]
     if choice.tests[winner.cell]:
         then = min(firmer, key=lambda c: c.held, default=None)
-        whose = f"{then.label} ({size(then.held)})" if then else "nothing"
-        said.append(
-            f"Were the constraint more than {points(slack)} points stricter, {whose} "
-            "would be chosen."
-        )
+        said.append(_say().stricter(slack, then))
     cheaper = [c for c in choice.admissible if c.held < winner.held and not choice.passes(c)]
     if cheaper:
         near = max(cheaper, key=lambda c: (round(choice.slack(c), 6), -c.held))
-        said.append(
-            f"Were it {points(-choice.slack(near))} points looser, {near.label} "
-            f"({size(near.held)}) would be."
-        )
+        said.append(_say().looser(choice.slack(near), near))
     said += [
-        f"{c.label} ({size(c.held)}) passes by its estimate: {_wanted(lacking)}."
+        _say().passes_by_estimate(c, lacking)
         for c in sorted(cheaper, key=lambda c: c.held)[:MOST]
         if choice.plausible(c) and (lacking := _most(choice, c)) is not None
     ]
@@ -163,11 +94,10 @@ def _memory_moved(choice: Choice) -> str:
     total = winner.memory.total
     able = [c for c in choice.admissible if choice.passes(c) and c.memory.total < total]
     if choice.limits.on_accuracy:
-        then = f"{able[0].label}" if able else "nothing that passes"
+        then = able[0] if able else None
     else:
-        best = max(able, key=lambda c: c.mean.accuracy.value, default=None)
-        then = best.label if best else "nothing"
-    return f"Under less than {size(total)} of memory, {then} would fit."
+        then = max(able, key=lambda c: c.mean.accuracy.value, default=None)
+    return _say().less_memory(total, then, choice.limits.on_accuracy)
 
 
 def _out_of_reach(choice: Choice) -> list[str]:
@@ -182,59 +112,33 @@ def _out_of_reach(choice: Choice) -> list[str]:
     if not outside:
         return []
     near = min(outside, key=lambda c: c.memory.total)
-    return [
-        f"With {size(near.memory.total - limit)} more memory, {near.label} (accuracy "
-        f"{points(near.mean.accuracy.value)} %) would be admissible."
-    ]
+    return [_say().more_memory(near.memory.total - limit, near)]
 
 
 def _nothing(choice: Choice) -> str:
     if not choice.admissible:
         near = min(choice.candidates, key=lambda c: c.memory.total)
-        limit = choice.limits.memory or 0
-        return (
-            f"Nothing fits into {size(limit)}: {near.label} takes the least, "
-            f"{size(near.memory.total)}, {size(near.memory.total - limit)} too much."
-        )
+        return _say().nothing_fits(choice.limits.memory or 0, near)
 
     def estimate(c: Candidate) -> float:
         return min(test.estimate - test.threshold for test in choice.tests[c.cell])
 
     near = max(choice.admissible, key=estimate)
-    return (
-        f"Nothing meets {_constraint(choice)}, not even by its estimate: {near.label} comes "
-        f"nearest, {points(-estimate(near))} points short on its worst task."
-    )
+    return _say().nothing_meets(choice.limits, near, estimate(near))
 
 
 def _unsure(choice: Choice) -> list[str]:
-    able = [c for c in choice.admissible if choice.plausible(c)]
-    said = [
-        f"The data cannot tell: no candidate is sure to meet {_constraint(choice)}, but "
-        f"{len(able)} of {len(choice.admissible)} do by their estimates."
+    able = sorted(filter(choice.plausible, choice.admissible), key=lambda c: c.held)
+    return [
+        _say().unsure(choice.limits, len(able), len(choice.admissible)),
+        *(_say().unsure_of(c, faults(choice, c), _most(choice, c)) for c in able[:MOST]),
     ]
-    for c in sorted(able, key=lambda c: c.held)[:MOST]:
-        said.append(
-            f"{c.label} ({size(c.held)}): {'; '.join(faults(choice, c))}; "
-            f"{_wanted(_most(choice, c))}."
-        )
-    return said
 
 
 def _rivalled(choice: Choice) -> list[str]:
-    winner = choice.winner
-    assert winner is not None
-    said = [
-        f"The data cannot tell: {winner.label} is the most accurate by its estimate "
-        f"({points(winner.mean.accuracy.value)} %), but {len(choice.rivals)} others may be "
-        f"better by more than {points(choice.limits.tolerance)} points."
-    ]
-    for rival in choice.rivals[:MOST]:
-        said.append(
-            f"{rival.candidate.label} ({points(rival.candidate.mean.accuracy.value)} %) "
-            f"may be better by {points(rival.upper)} points; {_wanted(rival.need)}."
-        )
-    return said
+    rivals = choice.rivals
+    head = _say().rivalled(choice.winner, len(rivals), choice.limits)
+    return [head, *map(_say().rivalling, rivals[:MOST])]
 
 
 def _most(choice: Choice, candidate: Candidate) -> Need | None:
@@ -242,18 +146,3 @@ def _most(choice: Choice, candidate: Candidate) -> Need | None:
     needs = [test.need for test in choice.tests[candidate.cell] if not test.passes]
     known = [one for one in needs if one is not None]
     return max(known, key=lambda one: one.problems) if known and len(known) == len(needs) else None
-
-
-def _wanted(lacking: Need | None) -> str:
-    if lacking is None:
-        return "at these rates no number of problems would tell"
-    problems, samples = lacking.measured
-    text = f"about {lacking.problems:,} problems a task would tell ({problems:,} were measured"
-    if samples > 1:
-        more = lacking.samples
-        text += (
-            f"; so would {more} samples of each, not {samples}"
-            if more
-            else f"; no number of samples of these {problems:,} would"
-        )
-    return text + ")"
