@@ -12,7 +12,6 @@ from pathlib import Path
 from kvpolicies.eval.display.pages import macros
 from kvpolicies.eval.report.analysis import Analysis
 from kvpolicies.eval.stats import intervals as stats
-from kvpolicies.eval.stats import power
 from kvpolicies.eval.stats.intervals import Interval
 from kvpolicies.eval.study import controls
 from kvpolicies.eval.study.config import Study
@@ -136,9 +135,9 @@ def compared(study: Study, found: Analysis) -> list[str]:
     """All comparisons after their correction, and how small a difference could have been told."""
     if not found.pairs:
         return []
-    apart = sum(pair.told_apart for pair in found.pairs)
-    said = [macros(_SAID).pairs(len(found.pairs), apart)]
-    return said + ([power.sentence(found.power)] if study.entry.measures[0].binary else [])
+    say, apart = macros(_SAID), sum(pair.told_apart for pair in found.pairs)
+    said = [say.pairs(len(found.pairs), apart)]
+    return said + ([say.told(found.power)] if study.entry.measures[0].binary else [])
 
 
 def _rows_of(rows: Sequence[Row], cell: Summary) -> list[Row]:

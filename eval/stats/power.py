@@ -126,32 +126,3 @@ def needed(spread: Spread, samples: int) -> dict[int, int]:
     """{samples a problem: problems} that tell `POINTS`, for this number and others of samples."""
     found = {n: spread.problems(POINTS, n) for n in sorted({*SAMPLES, samples})}
     return {n: problems for n, problems in found.items() if problems is not None}
-
-
-def sentence(power: Power | None) -> str:
-    """The note in words, for the summary of a study."""
-    if power is None:
-        return (
-            "No pair of policies differed on any problem: how small a difference this study could "
-            "have told is not known."
-        )
-    if not power.needed:
-        return ""
-    own = power.needed[power.samples]
-    one, two, budget = power.pair
-    others = [f"{p} with {n}" for n, p in power.needed.items() if n != power.samples]
-    samples = f"{power.samples} sample{'s' if power.samples > 1 else ''}"
-    told = (
-        f"a true difference of {100 * power.detectable:.1f} points is detected"
-        if power.detectable < 1
-        else "no difference, however large, is detected"
-    )
-    text = (
-        f"With {power.problems} problems and {samples} each, {told} with chance 80 % by one test "
-        f"at 5 % if gaps vary as they did here (the median pair, {one} and {two} at {budget}; from "
-        f"few problems that is a rough guess). To tell 3 points that way takes {own} "
-        f"problems with {samples} each"
-    )
-    if others:
-        return f"{text}; or problems with samples: {', '.join(others)}."
-    return f"{text}; several samples a problem would say how far samples can stand for problems."
