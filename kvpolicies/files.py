@@ -115,6 +115,17 @@ def is_number(value: Any) -> bool:
     return abs(value) < sys.float_info.max
 
 
+def whole_number(text: str) -> int:
+    """A whole number as a file says it.
+
+    Raises:
+        ValueError: for one that no float holds: no count, size or seed is as large.
+    """
+    if len(text) > 300:
+        raise ValueError(f"a number of {len(text):,} digits")
+    return int(text)
+
+
 def parse_json(text: str | bytes, where: str) -> Any:
     """The value that JSON text says.
 
@@ -122,7 +133,7 @@ def parse_json(text: str | bytes, where: str) -> Any:
         UserError: it is no JSON, or nested too deeply; names `where`.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_int=whole_number)
         if rb"\ud" in text.lower() if isinstance(text, bytes) else r"\ud" in text.lower():
             json.dumps(value, ensure_ascii=False).encode()  # raises for half of a surrogate pair
         return value

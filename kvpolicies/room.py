@@ -66,6 +66,8 @@ def check(needed: int, what: str, instead: str, device: "torch.device | None" = 
 
 def shown(count: int) -> str:
     """Bytes, in the largest unit of which there is one."""
+    if count >= 1 << 100:  # more than any float of it would say
+        return f"2^{count.bit_length() - 1} B"
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:,.4g} {unit}"

@@ -73,6 +73,8 @@ def _check_size(content: Any) -> None:
         count += 1
         if count > _MOST_VALUES:
             raise ValueError(f"more than {_MOST_VALUES:,} values")
+        if isinstance(value, int) and value.bit_length() > 1000:  # no float holds it
+            raise ValueError(f"a number of {len(str(value)):,} digits")
         if isinstance(value, str) and not is_text(value):
             raise ValueError("half of a surrogate pair is no text")
         if isinstance(value, dict):

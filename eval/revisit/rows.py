@@ -18,7 +18,7 @@ from kvpolicies.eval.revisit.setting import Setting
 from kvpolicies.eval.revisit.space import Sample, mean_cosines, unrotated
 from kvpolicies.eval.revisit.traces import Trace
 from kvpolicies.eval.study.results import whole_lines
-from kvpolicies.files import read_bytes
+from kvpolicies.files import read_bytes, whole_number
 from kvpolicies.rope import Rope
 
 Row = dict[str, Any]
@@ -37,7 +37,7 @@ def read_rows(path: Path) -> list[Row]:
     rows = []
     for number, line in enumerate(whole_lines(read_bytes(path) if path.exists() else b""), 1):
         try:
-            row = json.loads(line)
+            row = json.loads(line, parse_int=whole_number)
             if row.pop(SUM) != zlib.crc32(_text(row)):
                 raise ValueError
         except (ValueError, AttributeError, TypeError, KeyError, RecursionError):

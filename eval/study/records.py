@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvpolicies.errors import cut
+from kvpolicies.files import whole_number
 
 if TYPE_CHECKING:
     from kvpolicies.eval.study.config import Study
@@ -88,7 +89,7 @@ def read(line: bytes, measures: Sequence["Measure"] = ()) -> dict[str, Any]:
         ValueError: what is wrong with it, for the middle of a sentence.
     """
     try:
-        row = json.loads(line, parse_constant=_no_number)
+        row = json.loads(line, parse_int=whole_number, parse_constant=_no_number)
     except (ValueError, RecursionError):
         raise ValueError("no JSON") from None
     if not isinstance(row, dict):

@@ -96,20 +96,7 @@ def faults(what: str, argv: list[str]) -> list[str]:
     return [f"{what}: {' '.join(argv)[:300]}\n{one}" for one in found]
 
 
-# Damaged rows of a study or an analysis still end in a traceback in a few of a thousand cases:
-# counts beyond any use, and a number where the revisit page expects a list.
-KNOWN = {"records", "rows"}
-GROUPS = [
-    pytest.param(
-        group,
-        id=group.__name__,
-        marks=[pytest.mark.xfail(reason="damaged rows")] if group.__name__ in KNOWN else [],
-    )
-    for group in attacks.GROUPS
-]
-
-
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", attacks.GROUPS, ids=lambda group: group.__name__)
 def test_bad_inputs_are_refused_in_one_line(group, ground, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("kvpolicies.serve.running.run", lambda *_: 0)

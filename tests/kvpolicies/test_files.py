@@ -33,7 +33,8 @@ FULL = Path("/dev/full")
         (b"{", "malformed JSON (Expecting property name"),
         (b'{"a": 1}\n{', "line 2, column 1"),
         (b"[" * 100_000, "malformed JSON (nested too deeply)"),
-        (b"9" * 5000, "malformed JSON (Exceeds the limit"),
+        (b"9" * 5000, "malformed JSON (a number of 5,000 digits)"),
+        (b"9" * 301, "malformed JSON (a number of 301 digits)"),
         (b'["\\ud800"]', "half of a surrogate pair"),
     ],
 )
