@@ -32,8 +32,11 @@ COMMANDS = {
         "kvpolicies.eval.commands.select",
         "choose a policy and budget to deploy, from studies and constraints",
     ),
-    "train": ("kvpolicies.train.command", "train the scorer of a learned policy"),
-    "ablate": ("kvpolicies.train.ablate", "train variants of a recipe and compare their scorers"),
+    "train": ("kvpolicies.train.commands.train", "train the scorer of a learned policy"),
+    "ablate": (
+        "kvpolicies.train.commands.ablate",
+        "train variants of a recipe and compare their scorers",
+    ),
 }
 
 
