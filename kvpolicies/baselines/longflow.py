@@ -39,6 +39,6 @@ class LongFlow(Policy):
         view.slot_state["size"].scatter_(2, slots, new.float().abs().sum(dim=-1))
 
     def scores(self, view: View) -> Scores:
-        """The same for every KV head, whose slots hold the same tokens."""
+        """One score for every KV head, whose slots hold the same tokens."""
         part = view.slot_state["weight"] * view.slot_state["size"]
         return part.sum(dim=1, keepdim=True).expand(view.positions.shape)

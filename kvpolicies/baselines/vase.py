@@ -82,7 +82,7 @@ class VaSE(NewestQueries):
         return Schedule.beside(budget, self.observe_window, SINKS, self.observe_window)
 
     def scores(self, view: View) -> Scores:
-        """See the class."""
+        """Ranges and draws, or projected norms, by the form."""
         return self._range(view) if self.form == "range" else self._projected(view)
 
     def _range(self, view: View) -> Tensor:
