@@ -144,6 +144,40 @@ def keydiff(theirs: SimpleNamespace, x: Inputs, size: int, drop: int) -> Compres
     return compress
 
 
+def rotary(positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos, sin [..., D] of positions [...]: base 10,000, pairs (i, i + D/2)."""
+    angle = positions[..., None] * 10_000.0 ** (-2 * torch.arange(DIM // 2) / DIM)
+    angle = torch.cat([angle, angle], dim=-1)
+    return angle.cos(), angle.sin()
+
+
+def expected(theirs: SimpleNamespace, x: Inputs, size: int, drop: int, ahead: int) -> Compress:
+    """Queries are taken as rotated. What stays is put in order of position: theirs finds its sinks
+    by slot, and takes what stays in order of score."""
+    press = theirs.ExpectedAttentionPress(drop / size, n_future_positions=ahead)
+    cos, sin = rotary(torch.arange(TOKENS))
+    first, second = x.queries.chunk(2, dim=-1)
+    raw = x.queries * cos - torch.cat([-second, first], dim=-1) * sin
+    found = type(press).get_query_statistics.__globals__
+    found["repeat_kv"] = lambda keys, n: keys.repeat_interleave(n, 1)
+    found["get_prerope_query_states"] = lambda _, hidden: raw[:, :, 4 : 4 + hidden.shape[1]]
+    module = SimpleNamespace(
+        head_dim=DIM,
+        rotary_emb=lambda _, positions: rotary(positions),
+        config=SimpleNamespace(num_attention_heads=HEADS),
+    )
+
+    def compress(keys: Tensor, values: Tensor, newest: int) -> tuple[Tensor, Tensor]:
+        if keys.shape[2] < size:
+            return keys, values
+        hidden = torch.empty(1, newest + 1, 0)
+        keys, values = press.compress(module, hidden, keys, values, None, {})
+        order = values[..., :1].argsort(dim=2).expand_as(values)
+        return keys.gather(2, order), values.gather(2, order)
+
+    return compress
+
+
 def snapkv(theirs: SimpleNamespace, x: Inputs, prompt: int, size: int, window: int) -> Compress:
     cluster = theirs.SnapKVCluster(window, size, kernel_size=5, pooling="avgpool")
 
@@ -282,6 +316,12 @@ AUTHORS = {
         ["kvpress/presses/scorer_press.py", "kvpress/presses/keydiff_press.py"],
         ["ScorerPress", "KeyDiffPress"],
         {"times": Run(keydiff, {"size": 40, "drop": 5})},
+    ),
+    "expected": Author(
+        "NVIDIA/kvpress",
+        ["kvpress/presses/scorer_press.py", "kvpress/presses/expected_attention_press.py"],
+        ["ScorerPress", "ExpectedAttentionPress"],
+        {"times": Run(expected, {"size": 40, "drop": 5, "ahead": 16}, (24, 40), group=2)},
     ),
     "snapkv": Author(
         "FasterDecoding/SnapKV",

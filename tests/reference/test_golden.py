@@ -32,6 +32,7 @@ SAME = {
     "tova": ("tova(faithful=True)", Budget(33, 0, 0)),
     "h2o": ("h2o(faithful=True)", Budget(33, 0, 0)),
     "keydiff": ("keydiff", Budget(40, 0, 0)),
+    "expected": ("expected(ahead=16, epsilon=0)", Budget(40, 4, 0)),
     "snapkv": ("snapkv(faithful=True, observe_window=16)", Budget(48, 0, 0)),
     "rpc": ("rpc(faithful=True, P=16, c=4, observe_window=8)", Budget(48, 0, 0)),
     "lazy": ("lazy(faithful=True, every=8, alpha=0.02)", Budget(40, 0, 0)),
@@ -55,8 +56,10 @@ def figure(policy: str, key: str = "times") -> tuple[Array, dict[str, Any]]:
 def stream(number: int, prompt: int, group: int, tokens: int | None = None) -> ref.Stream:
     keys, queries = (inputs(name)[number, :, :tokens] for name in ("keys", "queries"))
     heads, length, dim = keys.shape
-    queries = queries.reshape(heads // group, group, length, dim)
-    return ref.Stream(keys[: heads // group], queries, queries, ref.rotary(dim), prompt)
+    queries, keys = queries.reshape(heads // group, group, length, dim), keys[: heads // group]
+    values = np.zeros_like(keys)
+    values[..., 0] = np.arange(length)  # as theirs: a value's first number is its position
+    return ref.Stream(keys, queries, queries, ref.rotary(dim), prompt, values)
 
 
 def ours(policy: str, key: str = "times") -> Array:
