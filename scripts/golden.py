@@ -222,6 +222,22 @@ def rkv(theirs: SimpleNamespace, x: Inputs, size: int, buffer: int, window: int)
     return compress
 
 
+def gkv(theirs: SimpleNamespace, x: Inputs, size: int, buffer: int, window: int) -> Compress:
+    """Its importance alone: redundancy is R-KV's code, with what rkv says of it."""
+    cluster = theirs.ScoreBasedKV(size, window, enable_score_cache=True, alpha=0.8)
+    scores = None
+
+    def compress(keys: Tensor, values: Tensor, newest: int) -> tuple[Tensor, Tensor]:
+        nonlocal scores
+        if keys.shape[2] < size + buffer:
+            return keys, values
+        queries = x.queries[:, :, newest + 1 - window : newest + 1]
+        keys, values, _, scores = cluster.update_kv(keys, queries, values, score_cache=scores)
+        return keys, values
+
+    return compress
+
+
 def lazy(
     theirs: SimpleNamespace, x: Inputs, prompt: int, size: int, window: int, alpha: float
 ) -> Compress:
@@ -346,6 +362,12 @@ AUTHORS = {
         ["rkv/utils.py", "rkv/compression/r1_kv.py"],
         ["compute_attention_scores", "cal_similarity", "R1KV"],
         {"times": Run(rkv, {"size": 40, "buffer": 16, "window": 8}, group=2)},
+    ),
+    "gkv": Author(
+        "microsoft/G-KV",
+        ["gkv/utils/compression_score.py", "gkv/model/compression/score_based.py"],
+        ["compute_attention_scores", "ScoreBasedKV"],
+        {"times": Run(gkv, {"size": 32, "buffer": 8, "window": 8}, (24, 36), group=2)},
     ),
     # At commit e7a0eb18, which still has it.
     "lazy": Author(

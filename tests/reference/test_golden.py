@@ -33,6 +33,7 @@ SAME = {
     "h2o": ("h2o(faithful=True)", Budget(33, 0, 0)),
     "keydiff": ("keydiff", Budget(40, 0, 0)),
     "expected": ("expected(ahead=16, epsilon=0)", Budget(40, 4, 0)),
+    "gkv": ("gkv(faithful=True, every=8, observe_window=8, mix=1)", Budget(32, 0, 0)),
     "snapkv": ("snapkv(faithful=True, observe_window=16)", Budget(48, 0, 0)),
     "rpc": ("rpc(faithful=True, P=16, c=4, observe_window=8)", Budget(48, 0, 0)),
     "lazy": ("lazy(faithful=True, every=8, alpha=0.02)", Budget(40, 0, 0)),
