@@ -1,7 +1,6 @@
 """beacon: BeaconKV's training-free policy, and the ablations of its parts."""
 
 from dataclasses import dataclass
-from math import inf
 
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.kernels.observe import observation_scores
 from kvpolicies.kernels.weights import observation_weights
+from kvpolicies.options import option
 from kvpolicies.policy import (
     MOST_QUERIES,
     Geometry,
@@ -23,7 +23,6 @@ from kvpolicies.policy import (
     Schedule,
     Scores,
     View,
-    whole,
 )
 
 # What keeps the queries: by `refresh`, then by `selector`.
@@ -34,12 +33,6 @@ MEMORIES: dict[str, dict[str, type[QueryMemory]]] = {
         **dict.fromkeys(SELECTORS, History),
     },
     "revisit": {"continual": Exchange},
-}
-CHOICES = {
-    "pool": ("max", "mean", "soft"),
-    "selector": tuple(MEMORIES["periodic"]),
-    "space": ("pre_rope", "post_rope"),
-    "refresh": tuple(MEMORIES),
 }
 
 
@@ -63,15 +56,15 @@ class Beacon(Policy):
     whole_prompts = True  # farthest-point sampling chooses among all queries it is shown at once
     source = "BeaconKV, arXiv 2609.04971"
     layers_alike = True
-    n_beacon: int = 16
+    n_beacon: int = option(16, least=0, most=MOST_QUERIES)
     """Past queries that look, far apart from each other; 0 = none."""
-    n_recent: int = 16
+    n_recent: int = option(16, least=1, most=MOST_QUERIES)
     """Newest queries that look, at least 1; their own tokens are protected."""
-    pool: str = "max"
+    pool: str = option("max", choices=("max", "mean", "soft"))
     """Over observation queries and the group's heads: `max`, `mean`, or `soft`, between the two."""
-    temperature: float = 0.25
+    temperature: float = option(0.25, above=0)
     """Of `soft`, the log-mean-exp of the log-weights: 1 is the mean, towards 0 the maximum."""
-    selector: str = "continual"
+    selector: str = option("continual", choices=tuple(MEMORIES["periodic"]))
     """How beacons are chosen.
 
     `continual`: a bounded buffer is thinned again and again. `initial`: the first queries instead
@@ -80,11 +73,11 @@ class Beacon(Policy):
     whole history, as many bytes a token as G keys: no bounded state, for comparisons only;
     `state_bytes` counts it in full.
     """
-    space: str = "pre_rope"
+    space: str = option("pre_rope", choices=("pre_rope", "post_rope"))
     """Where queries are compared; `post_rope` also leaves beacons at their own positions."""
     shared: bool = False
     """One set of beacons a KV group: the same time steps for all its query heads."""
-    refresh: str = "periodic"
+    refresh: str = option("periodic", choices=("periodic", "revisit"))
     """`periodic`, the paper's, thins the buffer whenever it is full; `revisit` exchanges one beacon
     whenever a query comes that none of them stands for (see `Exchange`)."""
     faithful: bool = False
@@ -93,16 +86,7 @@ class Beacon(Policy):
     def __post_init__(self) -> None:
         if self.refresh == "beat":  # what older files call it
             object.__setattr__(self, "refresh", "periodic")
-        whole(self.n_beacon, 0, "beacon: n_beacon", MOST_QUERIES)
-        whole(self.n_recent, 1, "beacon: n_recent", MOST_QUERIES)
-        for option, allowed in CHOICES.items():
-            if getattr(self, option) not in allowed:
-                raise UserError(
-                    f"beacon: {option} must be one of {', '.join(allowed)}, "
-                    f"got {getattr(self, option)!r}"
-                )
-        if not 0 < self.temperature < inf:
-            raise UserError(f"beacon: temperature must be above 0, got {self.temperature!r}")
+        super().__post_init__()
         if self.pool != "soft" and self.temperature != Beacon.temperature:
             raise UserError(
                 f"beacon: temperature={self.temperature!r} needs pool='soft', got "

@@ -7,8 +7,8 @@ import numpy as np
 
 from kvpolicies.budget import AnyBudget, Budget
 from kvpolicies.charging import charged
-from kvpolicies.errors import UserError, caution
-from kvpolicies.policy import Geometry, Policy, Schedule, whole
+from kvpolicies.errors import UserError, caution, whole
+from kvpolicies.policy import Geometry, Policy, Schedule
 from kvpolicies.sampling import Sampling
 
 

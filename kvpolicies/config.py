@@ -9,7 +9,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ import yaml
 from kvpolicies.budget import BudgetSpec
 from kvpolicies.errors import UserError, nearest, shown
 from kvpolicies.models.form import Form
+from kvpolicies.options import option
 from kvpolicies.yamls import read_yaml as read_yaml
 
 Config = TypeVar("Config")
@@ -29,11 +30,6 @@ DTYPES = ("float32", "bfloat16", "float16")
 """Of weights and cache."""
 KERNELS = ("auto", "torch", "triton")
 """What runs kernels: `kernels.backend.CHOICES`, which a test compares; that one imports torch."""
-
-
-def option(default: Any, text: str) -> Any:
-    """A field with a default and the sentence that explains it."""
-    return field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True)
@@ -53,19 +49,23 @@ class Deployment(Form):
     window: int | None = option(
         None, "newest tokens that are never evicted; default 32, or total/4"
     )
-    max_new_tokens: int = option(512, "most new tokens a prompt")
+    max_new_tokens: int = option(512, "most new tokens a prompt", least=1)
     max_length: int | None = option(
-        None, "in serve, most tokens of a prompt and its answer; default: what the model takes"
+        None,
+        "in serve, most tokens of a prompt and its answer; default: what the model takes",
+        least=2,
     )
-    batch_size: int = option(8, "rows decoded at once")
+    batch_size: int = option(8, "rows decoded at once", least=1)
     temperature: float = option(0.0, "0 decodes greedily")
     top_p: float = option(1.0, "nucleus of sampling")
     top_k: int = option(0, "sampling among the k likeliest; 0 = off")
     seed: int = option(0, "of sampling and of the random policy")
-    dtype: str = option("float32", f"of weights and cache: {', '.join(DTYPES)}")
+    dtype: str = option("float32", f"of weights and cache: {', '.join(DTYPES)}", choices=DTYPES)
     device: str = option("auto", "auto, cpu, cuda")
-    step: str = option("auto", "decode steps: auto, eager, fixed, graph (CUDA), compiled")
-    kernels: str = option("auto", "auto, torch, triton (which needs a GPU)")
+    step: str = option(
+        "auto", "decode steps: auto, eager, fixed, graph (CUDA), compiled", choices=("auto", *MODES)
+    )
+    kernels: str = option("auto", "auto, torch, triton (which needs a GPU)", choices=KERNELS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,20 +75,6 @@ class Deployment(Form):
         check(self.policy)  # all but values that only the policy's class knows, which takes torch
         object.__setattr__(self, "budget", self.budget_spec.text)
         Sampling(self.temperature, self.top_p, self.top_k, self.seed)
-        for name in ("max_new_tokens", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.max_length is not None and self.max_length < 2:
-            raise UserError(f"max_length must be at least 2, got {self.max_length}")
-        words = {
-            "dtype": DTYPES,
-            "step": ("auto", *MODES),
-            "kernels": KERNELS,
-        }
-        for name, known in words.items():
-            value = getattr(self, name)
-            if value not in known:
-                raise UserError(f"{name} must be one of {', '.join(known)}, got {shown(value)}")
 
     @property
     def budget_spec(self) -> BudgetSpec:

@@ -12,10 +12,11 @@ from kvpolicies.admission import admit
 from kvpolicies.architecture import inspect_model
 from kvpolicies.budget import AnyBudget
 from kvpolicies.cache import FixedBudgetCache
+from kvpolicies.errors import whole
 from kvpolicies.fixed import check_mode
 from kvpolicies.generation import Generation
 from kvpolicies.loop import Loop, OnLogits
-from kvpolicies.policy import Geometry, Policy, whole
+from kvpolicies.policy import Geometry, Policy
 from kvpolicies.positions import check_positions, check_words
 from kvpolicies.registry import resolve
 from kvpolicies.sampling import Sampling

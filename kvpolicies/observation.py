@@ -1,7 +1,6 @@
 """What observation policies share: the newest N queries, and pooling along positions."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,15 +9,14 @@ from torch import Tensor
 
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
+from kvpolicies.options import option
 from kvpolicies.policy import (
-    MOST_QUERIES,
     Geometry,
     Observation,
     Policy,
     Schedule,
     View,
     batched_drop,
-    whole,
 )
 
 
@@ -31,12 +29,8 @@ class NewestQueries(Policy):
     """
 
     layers_alike = True
-    every: int = 128
+    every: int = option(128, least=1)
     """Tokens between two evictions; at most an eighth of the budget goes at once."""
-
-    def __post_init__(self) -> None:
-        whole(self.every, 1, f"{self.name}: every")
-        whole(self.observed, 1, f"{self.name}: number of observation queries", MOST_QUERIES)
 
     @property
     def observed(self) -> int:
@@ -78,13 +72,6 @@ class NewestQueries(Policy):
 def oldest_of(when: Int[Tensor, "B N"]) -> Int[Tensor, "B"]:
     """Position of each row's oldest query in the ring."""
     return torch.where(when > 0, when, torch.iinfo(torch.int32).max).amin(dim=1) - 1
-
-
-def odd_kernel(kernel: Any, what: str) -> None:
-    """Raises UserError unless a pooling kernel is a positive odd number."""
-    whole(kernel, 1, what)
-    if kernel % 2 == 0:
-        raise UserError(f"{what} must be odd, so that a token is the middle of it, got {kernel}")
 
 
 def average_pool(

@@ -1,6 +1,7 @@
 """A policy's options, read from its source: importing a policy imports torch, which takes seconds.
 
-Only plain classes are read so, as ours are: options with literal defaults, or names of constants.
+Only plain classes are read so, as ours are: the defaults of options are literals or names of
+constants.
 Whatever else there may be has to be imported (registry.py).
 """
 
@@ -141,9 +142,11 @@ def _source(module: str, node: ast.ClassDef) -> str:
 
 
 def _value(module: str, node: ast.expr) -> Any:
-    """What an expression says: a literal, or the name of a constant."""
+    """What an expression says: a literal, the name of a constant, or the default of an `option`."""
     if isinstance(node, ast.Name):
         return _constant(module, node.id)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "option":
+        return _value(module, node.args[0])
     try:
         return ast.literal_eval(node)
     except ValueError:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
-from kvpolicies.errors import whole as whole
 from kvpolicies.kernels.logit_transform import LogitTransform
+from kvpolicies.options import check_options
 from kvpolicies.rope import Rope
 from kvpolicies.transfer import counting, on_device
 
@@ -266,6 +266,9 @@ class Policy:
     """Keys are stored before RoPE and rotated at each step to their rank in the cache."""
     slot_tensors: ClassVar[Mapping[str, torch.dtype]] = MappingProxyType({})
     """Slot-aligned tensors [B, H, C] to keep; zero for a new token, moved with its slot."""
+
+    def __post_init__(self) -> None:
+        check_options(self, f"{self.name}: ")
 
     def check_model(self, model: Any) -> None:
         """Looks at the model before anything runs. Default: any will do.

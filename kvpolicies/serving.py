@@ -21,10 +21,10 @@ from kvpolicies.admission import Request, admit, asked_for, scheduled
 from kvpolicies.budget import AnyBudget
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.decoding import stop_set
-from kvpolicies.errors import UserError
+from kvpolicies.errors import UserError, whole
 from kvpolicies.fixed import check_mode
 from kvpolicies.loop import Loop
-from kvpolicies.policy import Policy, check_deployable, whole
+from kvpolicies.policy import Policy, check_deployable
 from kvpolicies.registry import resolve
 from kvpolicies.sampling import Sampling
 

@@ -9,7 +9,8 @@ from kvpolicies.learned.nets import ScorerInput
 from kvpolicies.learned.places import Places, taken
 from kvpolicies.learned.policy import Learned
 from kvpolicies.learned.scorer import Scorer
-from kvpolicies.policy import Observation, View, whole
+from kvpolicies.options import option
+from kvpolicies.policy import Observation, View
 from kvpolicies.rows import runs
 from kvpolicies.transfer import counting
 
@@ -23,12 +24,8 @@ class KVpopMLP(Learned):
 
     name = "kvpop_mlp"
     source = "KVpop_mlp, arXiv 2607.05061"
-    block: int = 1
+    block: int = option(1, least=1)
     """Tokens that the scorer is shown at once: it runs every so many, with the same scores."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole(self.block, 1, f"{self.name}: block")
 
     @property
     def scored_after(self) -> int:

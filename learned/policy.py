@@ -17,6 +17,7 @@ from kvpolicies.learned.config import ScorerConfig
 from kvpolicies.learned.nets import ScorerInput
 from kvpolicies.learned.places import Places
 from kvpolicies.learned.scorer import Scorer
+from kvpolicies.options import option
 from kvpolicies.policy import (
     Geometry,
     Observation,
@@ -25,7 +26,6 @@ from kvpolicies.policy import (
     Scores,
     View,
     batched_drop,
-    whole,
 )
 
 ASSETS = Path(__file__).parent / "assets"
@@ -49,11 +49,8 @@ class Learned(Policy):
     """Of the scorer's weights and of what it reads (float32 where a device has no other)."""
     scorer: str = ""
     """A folder (`Scorer.save_pretrained`) or a hub id; empty: the embedded model's own."""
-    every: int = 1
+    every: int = option(1, least=1)
     """Tokens between two evictions; at most an eighth of the budget goes at once."""
-
-    def __post_init__(self) -> None:
-        whole(self.every, 1, f"{self.name}: every")
 
     @property
     def made_for(self) -> str | None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvpolicies.learned.policy import Learned
+from kvpolicies.options import option
 from kvpolicies.policy import Scores, View
 
 
@@ -13,7 +14,7 @@ class TrimKV(Learned):
     name = "trimkv"
     source = "TRIM-KV, arXiv 2512.03324"
     needs_input = True
-    every: int = 128
+    every: int = option(128, least=1)
 
     def scores(self, view: View) -> Scores:
         """(t - i) log beta_i, t the newest token's position."""

@@ -16,28 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from kvpolicies import config
 from kvpolicies.budget import SINKS, Budget
-from kvpolicies.config import load_yaml, option
+from kvpolicies.config import load_yaml
 from kvpolicies.errors import UserError, nearest
 from kvpolicies.learned.config import AGGREGATES, FEATURES, KINDS, LSES
 from kvpolicies.models import loading
 from kvpolicies.models.form import Form
+from kvpolicies.options import option
 
 if TYPE_CHECKING:
     from kvpolicies.learned.targets import Target
 
 RECIPES = Path(__file__).parent / "recipes"
-WORDS = {
-    "kind": tuple(KINDS),
-    "recipe": ("frozen", "distill"),
-    "schedule": ("cosine", "linear", "constant"),
-    "aggregate": AGGREGATES,
-    "lse": LSES,
-    "features": FEATURES,
-    "dtype": ("float32", "bfloat16"),
-    "strategy": ("auto", "ddp", "fsdp"),
-}
-# Whole numbers that the libraries below count with.
-COUNTED = 1 << 62
 # Each validation runs all of them.
 HELD_OUT = 1 << 16
 # No weight is of use after a step of that size.
@@ -51,8 +40,12 @@ class Recipe(Form):
     """Everything that decides a scorer's weights, and where they go (`out`)."""
 
     model: str = option("embedded", "embedded, smollm2, a hub id, a folder, or gguf:FILE")
-    kind: str = option("kvpop", f"which policy's scorer: {', '.join(KINDS)}")
-    recipe: str = option("frozen", "frozen: only the scorer trains; distill: the model too")
+    kind: str = option("kvpop", f"which policy's scorer: {', '.join(KINDS)}", choices=tuple(KINDS))
+    recipe: str = option(
+        "frozen",
+        "frozen: only the scorer trains; distill: the model too",
+        choices=("frozen", "distill"),
+    )
     data: str = option("ledger", "ledger, JSON lines, a folder, or a hub id")
     split: str = option("train", "of a folder or hub id")
     subset: str = option("", "configuration of a hub id")
@@ -60,59 +53,76 @@ class Recipe(Form):
     columns: tuple[str, ...] = option(
         (), "text columns in order, or one of messages; default: those of known names"
     )
-    held_out: int = option(16, "the first so many documents validate and never train")
-    sequence: int = option(16384, "tokens of a row, S: whole documents, packed")
-    batch: int = option(8, "rows of a step, over all devices")
-    accumulate: int = option(1, "parts that a step's rows are run in, one after another")
-    steps: int = option(2000, "optimiser steps")
-    lr: float = option(1e-3, "the scorer's highest learning rate")
-    warmup: int = option(50, "steps in which it rises from 0")
-    schedule: str = option("cosine", "how it falls to 0 by the end: cosine, linear; or constant")
-    weight_decay: float = option(1e-4, "of AdamW")
+    held_out: int = option(
+        16, "the first so many documents validate and never train", least=1, most=HELD_OUT
+    )
+    sequence: int = option(16384, "tokens of a row, S: whole documents, packed", least=2)
+    batch: int = option(8, "rows of a step, over all devices", least=1)
+    accumulate: int = option(1, "parts that a step's rows are run in, one after another", least=1)
+    steps: int = option(2000, "optimiser steps", least=1)
+    lr: float = option(1e-3, "the scorer's highest learning rate", above=0, most=HIGHEST)
+    warmup: int = option(50, "steps in which it rises from 0", least=0)
+    schedule: str = option(
+        "cosine",
+        "how it falls to 0 by the end: cosine, linear; or constant",
+        choices=("cosine", "linear", "constant"),
+    )
+    weight_decay: float = option(1e-4, "of AdamW", least=0)
     betas: tuple[float, ...] = option((0.9, 0.95), "of AdamW")
-    clip: float = option(1.0, "largest norm of a step's gradient")
+    clip: float = option(1.0, "largest norm of a step's gradient", above=0)
     budget: tuple[int, ...] = option((1024,), "slots of a KV head; of several the loss is the mean")
     sinks: int = option(SINKS, "first tokens that are never evicted")
     window: int | None = option(None, "newest that are never evicted; default: 32, or budget/4")
     delay: int | None = option(
         None, "w: a token is scored, and its target begins, so many tokens later; default: as it "
-        "leaves the window, the smallest of several budgets'"
-    )  # fmt: skip
-    boundary: float = option(1.0, "weight of the boundary loss")
-    regression: float = option(0.0, "weight of the squared error to the targets")
-    regress_first: int = option(0, "steps at the start that train by the squared error alone")
+        "leaves the window, the smallest of several budgets'", least=1)  # fmt: skip
+    boundary: float = option(1.0, "weight of the boundary loss", least=0)
+    regression: float = option(0.0, "weight of the squared error to the targets", least=0)
+    regress_first: int = option(
+        0, "steps at the start that train by the squared error alone", least=0
+    )
     margin: bool = option(False, "weigh pairs by how much the teacher's priorities differ")
-    tau: float = option(1.0, "temperature of the boundary loss")
-    min_future: int = option(64, "targets of fewer later queries count nowhere")
-    aggregate: str = option("max", "how targets of a group's query heads become one")
-    power: float = option(1.0, "of attention in targets: above 1, one strong look outweighs many")
+    tau: float = option(1.0, "temperature of the boundary loss", above=0)
+    min_future: int = option(64, "targets of fewer later queries count nowhere", least=1)
+    aggregate: str = option(
+        "max", "how targets of a group's query heads become one", choices=AGGREGATES
+    )
+    power: float = option(
+        1.0, "of attention in targets: above 1, one strong look outweighs many", least=1
+    )
     per_query: bool = option(True, "targets are means over later queries; else sums")
-    lse: str = option("dense", "attention in targets: dense, or sparse: of what the scorer keeps")
-    memory: int = option(0, "kvpop: rows of the scorer's memory; 0 = head size")
-    hidden: int = option(0, "hidden units of kvpop_mlp and trimkv; 0 = the scorer's default")
-    features: str = option("post_rope", "keys as the scorer sees them: post_rope, pre_rope")
+    lse: str = option(
+        "dense", "attention in targets: dense, or sparse: of what the scorer keeps", choices=LSES
+    )
+    memory: int = option(0, "kvpop: rows of the scorer's memory; 0 = head size", least=0)
+    hidden: int = option(
+        0, "hidden units of kvpop_mlp and trimkv; 0 = the scorer's default", least=0
+    )
+    features: str = option(
+        "post_rope", "keys as the scorer sees them: post_rope, pre_rope", choices=FEATURES
+    )
     at_entry: bool = option(False, "kvpop: score a token as it comes (an ablation)")
     ages: bool = option(True, "kvpop, kvpop_mlp: learn a decay of priorities with age")
-    base_lr: float = option(8e-5, "distill: the model's learning rate, constant")
-    kl: float = option(1.0, "distill: weight of the divergence from the teacher's logits")
-    kl_top: int = option(256, "distill: the teacher's so many likeliest tokens count")
-    seed: int = option(0, "of the first weights and of the order of documents")
-    dtype: str = option("float32", "of the model; scorers are always float32")
+    base_lr: float = option(
+        8e-5, "distill: the model's learning rate, constant", above=0, most=HIGHEST
+    )
+    kl: float = option(1.0, "distill: weight of the divergence from the teacher's logits", least=0)
+    kl_top: int = option(256, "distill: the teacher's so many likeliest tokens count", least=1)
+    seed: int = option(0, "of the first weights and of the order of documents", least=0)
+    dtype: str = option(
+        "float32", "of the model; scorers are always float32", choices=("float32", "bfloat16")
+    )
     device: str = option("auto", "auto, cpu, cuda")
-    devices: int = option(1, "how many; each runs its share of a step's rows")
-    strategy: str = option("auto", "auto, ddp, fsdp")
-    workers: int = option(0, "processes that prepare rows; 0 = none apart")
-    checkpoint_every: int = option(100, "steps")
-    validate_every: int = option(100, "steps")
-    log_every: int = option(10, "steps")
+    devices: int = option(1, "how many; each runs its share of a step's rows", least=1)
+    strategy: str = option("auto", "auto, ddp, fsdp", choices=("auto", "ddp", "fsdp"))
+    workers: int = option(0, "processes that prepare rows; 0 = none apart", least=0)
+    checkpoint_every: int = option(100, "steps", least=1)
+    validate_every: int = option(100, "steps", least=1)
+    log_every: int = option(10, "steps", least=1)
     out: str = option("results/train", "folder of checkpoints, logs and the scorer")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, known in WORDS.items():
-            if (value := getattr(self, name)) not in known:
-                raise UserError(f"{name} {value!r}: {nearest(str(value), list(known))}")
-        _check_numbers(self)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"betas must be two numbers in [0, 1), got {list(self.betas)}")
         if self.boundary + self.regression <= 0:
@@ -154,31 +164,6 @@ class Recipe(Form):
         values = {key: value for key, value in asdict(self).items() if key not in FREE}
         values["delay"] = self.lag
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
-
-
-def _check_numbers(recipe: Recipe) -> None:
-    least = {
-        "sequence": 2, "batch": 1, "accumulate": 1, "steps": 1, "min_future": 1,
-        "devices": 1, "checkpoint_every": 1, "validate_every": 1, "log_every": 1, "held_out": 1,
-        "kl_top": 1, "warmup": 0, "regress_first": 0, "memory": 0, "hidden": 0, "seed": 0,
-        "workers": 0, "weight_decay": 0, "boundary": 0, "regression": 0, "kl": 0,
-    }  # fmt: skip
-    for name, low in least.items():
-        value, most = getattr(recipe, name), HELD_OUT if name == "held_out" else COUNTED
-        if not low <= value < float("inf"):
-            raise UserError(f"{name} must be at least {low}, got {value}")
-        if value > most:
-            raise UserError(f"{name} must be at most {most}, got {value}")
-    if recipe.delay is not None and recipe.delay < 1:
-        raise UserError(f"delay must be at least 1, got {recipe.delay}")
-    if not 1 <= recipe.power < float("inf"):
-        raise UserError(f"power must be at least 1, got {recipe.power}")
-    for name in ("lr", "base_lr", "clip", "tau"):
-        if not 0 < getattr(recipe, name) < float("inf"):
-            raise UserError(f"{name} must be above 0, got {getattr(recipe, name)}")
-    for name in ("lr", "base_lr"):
-        if getattr(recipe, name) > HIGHEST:
-            raise UserError(f"{name} must be at most {HIGHEST:g}, got {getattr(recipe, name)}")
 
 
 def check_there(recipe: Recipe) -> None:

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvpolicies import config
-from kvpolicies.config import option
 from kvpolicies.errors import UserError
 from kvpolicies.eval.display.bytesize import parse_bytes
 from kvpolicies.eval.select.sources import read_source
 from kvpolicies.files import check_free
+from kvpolicies.options import check_options, option
 
 if TYPE_CHECKING:
     from kvpolicies.eval.select.decision import Choice
@@ -42,16 +42,23 @@ class Wanted:
 
     model: str | None = option(None, "the model to deploy; default: the studies' own")
     memory: str | None = option(None, "most bytes: weights, cache, state, logits (24GiB, 80GB)")
-    batch: int | None = option(None, "rows decoded at once")
-    concurrency: int | None = option(None, "the same: requests served at once, a row each")
-    max_tokens: int | None = option(None, "most new tokens of a request")
+    batch: int | None = option(None, "rows decoded at once", least=1)
+    concurrency: int | None = option(None, "the same: requests served at once, a row each", least=1)
+    max_tokens: int | None = option(None, "most new tokens of a request", least=1)
     prompt_tokens: int | None = option(
-        None, "tokens of the longest prompt; default: the longest in the studies"
+        None, "tokens of the longest prompt; default: the longest in the studies", least=1
     )
-    least_accuracy: float | None = option(None, "least share of right samples, such as 0.55")
-    largest_loss: float | None = option(None, "most that may be lost against full, such as 0.03")
+    least_accuracy: float | None = option(
+        None, "least share of right samples, such as 0.55", least=0, most=1
+    )
+    largest_loss: float | None = option(
+        None, "most that may be lost against full, such as 0.03", least=0, most=1
+    )
     tolerance: float = option(
-        0.03, "under memory alone: by how much another may be better than the choice"
+        0.03,
+        "under memory alone: by how much another may be better than the choice",
+        least=0,
+        most=1,
     )
     out: str = option("deploy.yaml", "the deployment file to write")
     json: str | None = option(
@@ -61,16 +68,7 @@ class Wanted:
     )
 
     def __post_init__(self) -> None:
-        for name in ("batch", "concurrency", "max_tokens", "prompt_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{_flag(name)} must be at least 1, got {value}")
-        for name in ("least_accuracy", "largest_loss", "tolerance"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise UserError(
-                    f"{_flag(name)} is a share from 0 to 1 (0.03 is 3 points), got {value}"
-                )
+        check_options(self)
         if (self.batch is None) == (self.concurrency is None):
             raise UserError("give --batch or --concurrency: how many rows are decoded at once")
         if self.max_tokens is None:

@@ -9,10 +9,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvpolicies.config import Deployment, from_args, option, read_yaml
+from kvpolicies.config import Deployment, from_args, read_yaml
 from kvpolicies.config import add_arguments as add_options
 from kvpolicies.errors import UserError
 from kvpolicies.models import loading
+from kvpolicies.options import check_options, option
 from kvpolicies.positions import check_positions, reach
 from kvpolicies.registry import resolve
 from kvpolicies.serve.deployment import kernels
@@ -28,17 +29,21 @@ class Serving:
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for all")
     port: int = option(8000, "0 takes a free one")
     name: str = option("", "the model's name for clients; default: the deployment's model")
-    queue: int = option(256, "most requests that wait for a row; more are refused with 429")
-    grace: float = option(30.0, "seconds for running requests when the server is stopped")
+    queue: int = option(
+        256, "most requests that wait for a row; more are refused with 429", least=0
+    )
+    grace: float = option(30.0, "seconds for running requests when the server is stopped", least=0)
     prefill_chunk: int = option(
         512,
         "most tokens of new prompts between two tokens of running answers (of policies that "
         "evict: a step of the budget each); 0: whole prompts",
+        least=0,
     )
-    max_body: int = option(1 << 20, "most bytes of a request's body")
+    max_body: int = option(1 << 20, "most bytes of a request's body", least=1)
     max_chars: int = option(
         0,
         "most characters of a prompt, checked before it is tokenised; 0: 16 a token of max_length",
+        least=0,
     )
     clamp: bool = option(
         False,
@@ -55,11 +60,7 @@ class Serving:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        floors = {"queue": 0, "grace": 0, "prefill_chunk": 0, "max_body": 1, "max_chars": 0}
-        for key, least in floors.items():
-            if not getattr(self, key) >= least:
-                flag = key.replace("_", "-")
-                raise UserError(f"--{flag} must be at least {least}, got {getattr(self, key)}")
+        check_options(self)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

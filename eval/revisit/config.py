@@ -6,13 +6,12 @@ from typing import Any
 
 from kvpolicies import room
 from kvpolicies.budget import BudgetSpec
-from kvpolicies.config import DTYPES, option
-from kvpolicies.errors import UserError, nearest
+from kvpolicies.config import DTYPES
+from kvpolicies.errors import UserError
 from kvpolicies.models.form import Form
+from kvpolicies.options import option
 
 DEFINITIONS = ("top-k", "weighted")
-COUNTED = 1 << 62
-"""Whole numbers that the libraries below count with."""
 
 
 @dataclass(frozen=True)
@@ -33,54 +32,39 @@ class Revisit(Form):
     budgets: tuple[str, ...] = option(
         ("25%", "50%"), "slots (133) or shares of prompt + new tokens (25%%)"
     )
-    problems: int = option(6, "traces at most")
-    skip: int = option(0, "so many problems of the traces are passed over first")
-    length: int = option(412, "ledger: tokens of prompt and trace, 50 to 900")
-    max_new_tokens: int | None = option(None, "traces are cut behind so many new tokens")
-    k: int = option(150, "most attended keys of a query whose distance is looked at")
-    distance: float = option(200.0, "a query is global if their mean distance exceeds this")
+    problems: int = option(6, "traces at most", least=1)
+    skip: int = option(0, "so many problems of the traces are passed over first", least=0)
+    length: int = option(412, "ledger: tokens of prompt and trace, 50 to 900", least=50)
+    max_new_tokens: int | None = option(None, "traces are cut behind so many new tokens", least=2)
+    k: int = option(150, "most attended keys of a query whose distance is looked at", least=1)
+    distance: float = option(
+        200.0, "a query is global if their mean distance exceeds this", above=0
+    )
     definition: str = option(
-        "top-k", "top-k: plain mean over the K keys; weighted: by attention, over all keys"
+        "top-k",
+        "top-k: plain mean over the K keys; weighted: by attention, over all keys",
+        choices=DEFINITIONS,
     )
     scale_below: int = option(
-        2048, "for shorter traces k and distance shrink in proportion; 0 = never"
+        2048, "for shorter traces k and distance shrink in proportion; 0 = never", least=0
     )
     sinks: int = option(
-        4, "first tokens left out of distances and revisits: all policies keep them"
+        4, "first tokens left out of distances and revisits: all policies keep them", least=0
     )
     head: str | None = option(
         None, "LAYER.HEAD (a query head) of the queries' picture; default: the most mixed"
     )
-    queries: int = option(256, "queries in that picture, at most")
-    batch_size: int = option(8, "traces that a policy decodes together: a kill loses so many")
-    seed: int = option(0, "of the random policy and of the bootstrap")
-    dtype: str = option("float32", f"of weights and cache: {', '.join(DTYPES)}")
+    queries: int = option(256, "queries in that picture, at most", least=2)
+    batch_size: int = option(
+        8, "traces that a policy decodes together: a kill loses so many", least=1
+    )
+    seed: int = option(0, "of the random policy and of the bootstrap", least=0)
+    dtype: str = option("float32", f"of weights and cache: {', '.join(DTYPES)}", choices=DTYPES)
     device: str = option("auto", "auto, cpu, cuda")
     out: str = option("results/revisit", "folder for revisit.json, CSVs, PNGs, revisit.html")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, known in (("definition", DEFINITIONS), ("dtype", DTYPES)):
-            if getattr(self, name) not in known:
-                value = getattr(self, name)
-                raise UserError(f"revisit: {name} {value!r}: {nearest(value, list(known))}")
-        least = {
-            "problems": 1,
-            "k": 1,
-            "queries": 2,
-            "max_new_tokens": 2,
-            "length": 50,
-            "batch_size": 1,
-        }
-        least.update(skip=0, scale_below=0, sinks=0, seed=0)
-        for name, low in least.items():
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise UserError(f"revisit: {name} must be at least {low}, got {value}")
-            if value is not None and value > COUNTED:
-                raise UserError(f"revisit: {name} must be at most {COUNTED}, got {value}")
-        if not 0 < self.distance < float("inf"):
-            raise UserError(f"revisit: distance must be above 0 tokens, got {self.distance}")
         if self.head is not None and not re.fullmatch(r"\d+\.\d+", self.head):
             raise UserError(f"revisit: head reads LAYER.HEAD, such as 3.0, got {self.head!r}")
         if self.traces == "ledger":

@@ -35,9 +35,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from kvpolicies.config import option
-from kvpolicies.errors import UserError, nearest
+from kvpolicies.errors import UserError
 from kvpolicies.eval.sandbox import seccomp
+from kvpolicies.options import check_options, option
 
 ISOLATIONS = ("required", "limits")
 _CHILD = Path(__file__).with_name("child.py")
@@ -51,20 +51,17 @@ _LOOK_EVERY = 0.05  # seconds between two looks at the number of threads
 class Limits:
     """What one run may use."""
 
-    seconds: float = option(6.0, "CPU time of one test; wall time may be twice as much")
-    memory_mb: int = option(1024, "address space, the interpreter included")
-    output_mb: int = option(16, "standard output")
-    isolation: str = option("required", "required, or limits: see the top of sandbox.py")
+    seconds: float = option(
+        6.0, "CPU time of one test; wall time may be twice as much", above=0, most=3600
+    )
+    memory_mb: int = option(1024, "address space, the interpreter included", least=64)
+    output_mb: int = option(16, "standard output", least=1)
+    isolation: str = option(
+        "required", "required, or limits: see the top of sandbox.py", choices=ISOLATIONS
+    )
 
     def __post_init__(self) -> None:
-        if not 0 < self.seconds <= 3600:
-            raise UserError(f"seconds must lie in (0, 3600], got {self.seconds}")
-        for name, least in (("memory_mb", 64), ("output_mb", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if self.isolation not in ISOLATIONS:
-            hint = nearest(self.isolation, list(ISOLATIONS))
-            raise UserError(f"isolation {self.isolation!r}: {hint}")
+        check_options(self)
 
     def wall(self) -> float:
         """Seconds on the clock: a busy machine slows an honest answer, a sleeper is ended."""

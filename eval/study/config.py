@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 from kvpolicies import config, room
 from kvpolicies.budget import BudgetSpec
-from kvpolicies.config import DTYPES, Deployment, from_mapping, option, read_yaml
-from kvpolicies.errors import UserError, nearest
+from kvpolicies.config import DTYPES, Deployment, from_mapping, read_yaml
+from kvpolicies.errors import UserError
 from kvpolicies.eval.study.records import FULL
 from kvpolicies.eval.tasks.task import TASKS, Problem, Task, find_task
 from kvpolicies.models.form import Form
+from kvpolicies.options import option
 
 STUDIES = Path(__file__).parent / "studies"
 ALL = "all"
@@ -52,25 +53,29 @@ class Study(Form):
     window: int | None = option(
         None, "newest tokens that are never evicted; default 32, or budget/4"
     )
-    problems: int | None = option(None, "problems, the first of the data; default: the task's own")
-    samples: int = option(1, "samples of each problem (more than one needs a temperature)")
+    problems: int | None = option(
+        None, "problems, the first of the data; default: the task's own", least=1
+    )
+    samples: int = option(1, "samples of each problem (more than one needs a temperature)", least=1)
     length: int = option(412, "ledger: tokens of prompt and trace, 50 to 900")
-    max_new_tokens: int | None = option(None, "most new tokens; default: the task's own")
-    batch_size: int | None = option(None, "rows decoded at once; default: the task's own")
+    max_new_tokens: int | None = option(None, "most new tokens; default: the task's own", least=1)
+    batch_size: int | None = option(None, "rows decoded at once; default: the task's own", least=1)
     temperature: float = option(0.0, "0 decodes greedily")
     top_p: float = option(1.0, "nucleus of sampling")
     top_k: int = option(0, "sampling among the k likeliest; 0 = off")
     seed: int = option(0, "of sampling, of the random policy and of the bootstrap")
-    dtype: str = option("float32", f"of weights and cache: {', '.join(DTYPES)}")
+    dtype: str = option("float32", f"of weights and cache: {', '.join(DTYPES)}", choices=DTYPES)
     device: str = option("auto", "auto, cpu, cuda")
     tensor_parallel: int = option(
-        1, "processes that one model is spread over: torchrun --nproc-per-node N"
+        1, "processes that one model is spread over: torchrun --nproc-per-node N", least=1
     )
     charge_state: bool = option(
         False, "policies give up the slots that their own state is worth in bytes"
     )
     texts: int = option(
-        8, "problems whose evicted tokens are recorded, for texts in the report; 0 for none"
+        8,
+        "problems whose evicted tokens are recorded, for texts in the report; 0 for none",
+        least=0,
     )
     out: str = option("results/study", "folder for results.jsonl, run.json, report.html, plots")
 
@@ -79,16 +84,9 @@ class Study(Form):
 
         super().__post_init__()
         _ = self.entry  # an unknown task, or a fault in its file, is found now
-        if self.dtype not in DTYPES:
-            raise UserError(f"dtype {self.dtype!r}: {nearest(self.dtype, list(DTYPES))}")
         for name in ("problems", "samples", "max_new_tokens", "batch_size", "tensor_parallel"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"study: {name} must be at least 1, got {value}")
-            if value is not None:
+            if (value := getattr(self, name)) is not None:
                 room.check(value * room.ENTRY, f"{name} {value:,}", f"lower {name}")
-        if self.texts < 0:
-            raise UserError(f"study: texts must be >= 0, got {self.texts}")
         Sampling(self.temperature, self.top_p, self.top_k, self.seed)
         if self.samples > 1 and self.temperature == 0:
             raise UserError(

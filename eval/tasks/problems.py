@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvpolicies.config import option
 from kvpolicies.errors import UserError
 from kvpolicies.eval.tasks import code_tests
 from kvpolicies.eval.tasks import ledger as ledgers
 from kvpolicies.files import parse_json, read_lines
+from kvpolicies.options import option
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kvpolicies.config import from_mapping, option, read_yaml
+from kvpolicies.config import from_mapping, read_yaml
 from kvpolicies.errors import UserError, nearest
 from kvpolicies.eval.sandbox.running import Limits, check
 from kvpolicies.eval.tasks import grading
@@ -23,6 +23,7 @@ from kvpolicies.eval.tasks.problems import Columns, problems_of
 from kvpolicies.eval.tasks.problems import Problem as Problem
 from kvpolicies.eval.tasks.problems import fingerprint as fingerprint
 from kvpolicies.eval.tasks.problems import read_problems as read_problems
+from kvpolicies.options import check_options, option
 from kvpolicies.registry import load
 
 ENTRIES = Path(__file__).parent / "entries"
@@ -36,7 +37,7 @@ class Task:
 
     name: str = option("", "what rows and reports call it; default: the file's name")
     summary: str = option("", "one line for reports")
-    grader: str = option("math", f"{', '.join(GRADERS)}")
+    grader: str = option("math", f"{', '.join(GRADERS)}", choices=tuple(GRADERS))
     extract: tuple[str, ...] = option(
         (),
         f"how the answer is found, tried in turn: {', '.join(grading.WAYS)}, or a regular "
@@ -49,14 +50,15 @@ class Task:
     columns: Columns = field(default_factory=Columns)
     sandbox: Limits = field(default_factory=Limits)
     budgets: tuple[str, ...] = option(("256", "512", "1024"), "default budgets")
-    problems: int = option(48, "default number of problems")
-    batch_size: int = option(16, "default rows decoded at once")
-    max_new_tokens: int | None = option(None, "most new tokens; ledger problems have their own")
-    chance: float = option(0.0, "share of samples that a guess gets right")
+    problems: int = option(48, "default number of problems", least=1)
+    batch_size: int = option(16, "default rows decoded at once", least=1)
+    max_new_tokens: int | None = option(
+        None, "most new tokens; ledger problems have their own", least=1
+    )
+    chance: float = option(0.0, "share of samples that a guess gets right", least=0, below=1)
 
     def __post_init__(self) -> None:
-        if self.grader not in GRADERS:
-            raise UserError(f"grader {self.grader!r}: {nearest(self.grader, list(GRADERS))}")
+        check_options(self)
         for way in self.extract:
             try:
                 grading.check_way(way)
@@ -64,14 +66,8 @@ class Task:
                 raise UserError(f"extract {error}") from None
         if self.extract and not self._kind.ways:
             raise UserError(f"grader {self.grader} looks for no answer; leave extract out")
-        for name in ("problems", "batch_size", "max_new_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} must be at least 1, got {value}")
         if not self.budgets:
             raise UserError("budgets is empty; leave it out for the usual ones")
-        if not 0 <= self.chance < 1:
-            raise UserError(f"chance must lie in [0, 1), got {self.chance}")
         _check_template(self.prompt)
         if self.needs_data and self.max_new_tokens is None:
             raise UserError("max_new_tokens is missing")

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from kvpolicies.budget import Budget
-from kvpolicies.errors import UserError
 from kvpolicies.eviction import highest
 from kvpolicies.kernels.observe import observation_scores
 from kvpolicies.kernels.weights import observation_weights
-from kvpolicies.observation import NewestQueries, average_pool, odd_kernel, oldest_of
-from kvpolicies.policy import Observation, Schedule, Scores, View, batched_drop
+from kvpolicies.observation import NewestQueries, average_pool, oldest_of
+from kvpolicies.options import option
+from kvpolicies.policy import MOST_QUERIES, Observation, Schedule, Scores, View, batched_drop
 from kvpolicies.transfer import on_device
 
 
@@ -40,22 +40,16 @@ class CriticalKV(NewestQueries):
     layers_alike = False  # output projections differ
     needs_output = True
     slot_tensors = MappingProxyType({"size": torch.float32})
-    observe_window: int = 32
+    observe_window: int = option(32, least=1, most=MOST_QUERIES)
     """Newest queries that look, whose own tokens are protected."""
-    kernel: int = 5
+    kernel: int = option(5, least=1, odd=True)
     """Neighbours in position over which attention is averaged; odd."""
-    epsilon: float = 1e-4
+    epsilon: float = option(1e-4, least=0)
     """Attention that each key has at least, in the second half; 0 or more."""
     defensive: bool = False
     """The worst case over the window instead of the mean."""
     faithful: bool = False
     """The paper's rule: the prompt is compressed once, and every new token stays."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        odd_kernel(self.kernel, "criticalkv: kernel")
-        if not self.epsilon >= 0:
-            raise UserError(f"criticalkv: epsilon must be 0 or more, got {self.epsilon!r}")
 
     @property
     def observed(self) -> int:

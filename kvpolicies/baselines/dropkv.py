@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from kvpolicies.budget import Budget
 from kvpolicies.kernels.weights import observation_weights
 from kvpolicies.observation import NewestQueries
-from kvpolicies.policy import Schedule, Scores, View, batched_drop
+from kvpolicies.options import option
+from kvpolicies.policy import MOST_QUERIES, Schedule, Scores, View, batched_drop
 
 EPS = 1e-6
 
@@ -27,7 +28,7 @@ class DropKV(NewestQueries):
 
     name = "dropkv"
     source = "DropKV, openreview MqfNzH3TVH (kvpress issue 284)"
-    observe_window: int = 32
+    observe_window: int = option(32, least=1, most=MOST_QUERIES)
     """Newest queries that look, whose own tokens are protected."""
     faithful: bool = False
     """The proposal's rule: the prompt is compressed once, and every new token stays."""

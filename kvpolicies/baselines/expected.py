@@ -7,7 +7,8 @@ import torch
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.observation import NewestQueries
-from kvpolicies.policy import MOST_QUERIES, Schedule, Scores, View, batched_drop, whole
+from kvpolicies.options import option
+from kvpolicies.policy import MOST_QUERIES, Schedule, Scores, View, batched_drop
 from kvpolicies.transfer import on_device
 
 SINKS = 4
@@ -35,20 +36,14 @@ class Expected(NewestQueries):
     name = "expected"
     source = "Expected Attention, arXiv 2510.00636"
     needs_rope = True
-    observe_window: int = 256
+    observe_window: int = option(256, least=1, most=MOST_QUERIES)
     """Newest queries whose mean and covariance stand for those to come."""
-    ahead: int = 512
+    ahead: int = option(512, least=1, most=MOST_QUERIES)
     """Positions to come over which the rotation is averaged."""
-    epsilon: float = 0.02
+    epsilon: float = option(0.02, least=0)
     """Share that each key has at least, 0 or more: the paper's; the authors' code has 0."""
     faithful: bool = False
     """The paper's rule: the prompt is compressed once, and every new token stays."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole(self.ahead, 1, "expected: ahead", MOST_QUERIES)
-        if not self.epsilon >= 0:
-            raise UserError(f"expected: epsilon must be 0 or more, got {self.epsilon!r}")
 
     @property
     def observed(self) -> int:

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from kvpolicies.budget import Budget
-from kvpolicies.errors import UserError
 from kvpolicies.kernels.redundancy import key_redundancy
 from kvpolicies.kernels.weights import observation_weights
 from kvpolicies.observation import NewestQueries, oldest_of
-from kvpolicies.policy import Schedule, Scores, View, batched_drop
+from kvpolicies.options import option
+from kvpolicies.policy import MOST_QUERIES, Schedule, Scores, View, batched_drop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,20 +33,14 @@ class GKV(NewestQueries):
     name = "gkv"
     source = "G-KV, arXiv 2512.00504"
     slot_tensors = MappingProxyType({"importance": torch.float32})
-    observe_window: int = 16
+    observe_window: int = option(16, least=1, most=MOST_QUERIES)
     """Newest queries that look, whose own tokens are protected."""
-    decay: float = 0.8
+    decay: float = option(0.8, least=0, most=1)
     """What importance keeps of itself from one eviction to the next, 0 to 1."""
-    mix: float = 0.5
+    mix: float = option(0.5, least=0, most=1)
     """Weight of importance against redundancy, 0 to 1."""
     faithful: bool = False
     """The authors' rule: the buffer beside the budget, and no sinks."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for option in ("decay", "mix"):
-            if not 0 <= getattr(self, option) <= 1:
-                raise UserError(f"gkv: {option} must lie in [0, 1], got {getattr(self, option)!r}")
 
     @property
     def observed(self) -> int:

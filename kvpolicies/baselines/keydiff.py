@@ -6,7 +6,8 @@ from types import MappingProxyType
 import torch
 
 from kvpolicies.budget import Budget
-from kvpolicies.policy import Observation, Policy, Schedule, Scores, View, batched_drop, whole
+from kvpolicies.options import option
+from kvpolicies.policy import Observation, Policy, Schedule, Scores, View, batched_drop
 
 EPS = 1e-12
 
@@ -27,11 +28,8 @@ class KeyDiff(Policy):
     source = "KeyDiff, arXiv 2504.15364"
     layers_alike = True
     slot_tensors = MappingProxyType({"inverse_norm": torch.float32})
-    every: int = 128
+    every: int = option(128, least=1)
     """Tokens between two evictions; at most an eighth of the budget goes at once."""
-
-    def __post_init__(self) -> None:
-        whole(self.every, 1, "keydiff: every")
 
     def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
         """Evicts in batches: see `batched_drop`."""

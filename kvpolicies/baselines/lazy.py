@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
+from kvpolicies.options import option
 from kvpolicies.policy import (
     Geometry,
     Observation,
@@ -17,7 +18,6 @@ from kvpolicies.policy import (
     Scores,
     View,
     batched_drop,
-    whole,
 )
 from kvpolicies.transfer import on_device
 
@@ -48,19 +48,14 @@ class Lazy(Policy):
     needs_attention = True
     # TS - its first value, so that a new token's zero says "not attended yet".
     slot_tensors = MappingProxyType({"since": torch.int32, "gap": torch.int32})
-    alpha: float = 1e-4
+    alpha: float = option(1e-4, least=0, below=1)
     """Attention from which a token counts as attended; from 0, below 1. The authors' 1e-4 is for a
     thousand slots and more: where no weight is so small, all tie, and the newest stay."""
-    every: int = 101
+    every: int = option(101, least=1)
     """Tokens between two evictions: the paper's W, 101 (GSM8K), 175 (MATH) or 363 (AIME) in its
     code; at most an eighth of the budget goes at once."""
     faithful: bool = False
     """The paper's rule: W beside the budget, and no sinks."""
-
-    def __post_init__(self) -> None:
-        whole(self.every, 1, "lazy: every")
-        if not 0 <= self.alpha < 1:
-            raise UserError(f"lazy: alpha must lie in [0, 1), got {self.alpha!r}")
 
     def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
         """Evicts in batches (`batched_drop`); as many of the newest tokens, W, are protected."""

@@ -8,7 +8,8 @@ from torch import Tensor
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
 from kvpolicies.kernels.foresight import future_mass
-from kvpolicies.policy import Policy, Schedule, Scores, View, batched_drop, whole
+from kvpolicies.options import option
+from kvpolicies.policy import Policy, Schedule, Scores, View, batched_drop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +33,8 @@ class Oracle(Policy):
     name = "oracle"
     source = "no paper: future attention of the full cache"
     needs_future = True
-    every: int = 32
+    every: int = option(32, least=1)
     """Tokens between two evictions; at most an eighth of the budget goes at once."""
-
-    def __post_init__(self) -> None:
-        whole(self.every, 1, "oracle: every")
 
     def schedule(self, budget: Budget, prompt: int, limit: int) -> Schedule:
         """Evicts in batches: see `batched_drop`."""

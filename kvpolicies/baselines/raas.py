@@ -6,7 +6,7 @@ from types import MappingProxyType
 import torch
 
 from kvpolicies.budget import Budget
-from kvpolicies.errors import UserError
+from kvpolicies.options import option
 from kvpolicies.policy import Observation, Policy, Schedule, Scores, View
 
 
@@ -30,17 +30,12 @@ class RaaS(Policy):
     layers_alike = True
     needs_attention = True
     slot_tensors = MappingProxyType({"looked_at": torch.int32})
-    alpha: float = 1e-4
+    alpha: float = option(1e-4, least=0, below=1)
     """Attention above which a token counts as looked at; from 0, below 1."""
-    top: float = 0.0
+    top: float = option(0.0, least=0, below=1)
     """Share of the slots that each step renews instead; 0 = those above `alpha`."""
     faithful: bool = False
     """The paper's rule: the prompt stays, and no window is protected."""
-
-    def __post_init__(self) -> None:
-        for option in ("alpha", "top"):
-            if not 0 <= getattr(self, option) < 1:
-                raise UserError(f"raas: {option} must lie in [0, 1), got {getattr(self, option)!r}")
 
     @property
     def own_rule(self) -> bool:

@@ -6,7 +6,8 @@ from types import MappingProxyType
 import torch
 
 from kvpolicies.draws import mix, of_heads
-from kvpolicies.policy import Observation, Policy, Scores, View, whole
+from kvpolicies.options import option
+from kvpolicies.policy import Observation, Policy, Scores, View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +21,8 @@ class Random(Policy):
     name = "random"
     source = "control"
     slot_tensors = MappingProxyType({"drawn": torch.float32})
-    seed: int = 0
+    seed: int = option(0, least=0)
     """Another seed draws other numbers; 0 or more."""
-
-    def __post_init__(self) -> None:
-        whole(self.seed, 0, "random: seed")
 
     def observe(self, view: View, step: Observation) -> None:
         """Draws each new token's number.

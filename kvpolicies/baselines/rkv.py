@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kvpolicies.budget import Budget
-from kvpolicies.errors import UserError
 from kvpolicies.kernels.observe import observation_scores
 from kvpolicies.kernels.redundancy import key_redundancy
-from kvpolicies.observation import NewestQueries, max_pool, odd_kernel, oldest_of
-from kvpolicies.policy import Schedule, Scores, View, batched_drop, whole
+from kvpolicies.observation import NewestQueries, max_pool, oldest_of
+from kvpolicies.options import option
+from kvpolicies.policy import MOST_QUERIES, Schedule, Scores, View, batched_drop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,23 +27,16 @@ class RKV(NewestQueries):
 
     name = "rkv"
     source = "R-KV, arXiv 2505.24133"
-    alpha: int = 8
+    alpha: int = option(8, least=1, most=MOST_QUERIES)
     """Newest queries that look, whose own tokens are protected."""
-    kernel: int = 7
+    kernel: int = option(7, least=1, odd=True)
     """Neighbours in position over which importance is max-pooled; odd."""
-    mix: float = 0.1
+    mix: float = option(0.1, least=0, most=1)
     """Weight of importance against redundancy, 0 to 1: the paper's lambda."""
-    beta: int = 1
+    beta: int = option(1, least=0)
     """Most recent alike neighbours of a key that do not count as redundancy."""
     faithful: bool = False
     """The paper's rule: the buffer beside the budget, and no sinks."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole(self.beta, 0, "rkv: beta")
-        odd_kernel(self.kernel, "rkv: kernel")
-        if not 0 <= self.mix <= 1:
-            raise UserError(f"rkv: mix must lie in [0, 1], got {self.mix!r}")
 
     @property
     def observed(self) -> int:

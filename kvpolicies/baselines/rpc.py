@@ -6,8 +6,9 @@ import torch
 
 from kvpolicies.budget import Budget
 from kvpolicies.kernels.observe import observation_scores
-from kvpolicies.observation import NewestQueries, average_pool, odd_kernel, oldest_of
-from kvpolicies.policy import Schedule, Scores, View, batched_drop, whole
+from kvpolicies.observation import NewestQueries, average_pool, oldest_of
+from kvpolicies.options import option
+from kvpolicies.policy import MOST_QUERIES, Schedule, Scores, View, batched_drop
 from kvpolicies.transfer import on_device
 
 
@@ -30,22 +31,16 @@ class RPC(NewestQueries):
     name = "rpc"
     source = "RPC, arXiv 2505.13866 (fixed budget)"
     mixes_heads = True
-    observe_window: int = 32
+    observe_window: int = option(32, least=1, most=MOST_QUERIES)
     """Newest queries that look: the paper's R."""
-    kernel: int = 7
+    kernel: int = option(7, least=1, odd=True)
     """Neighbours in position over which scores are averaged; odd."""
     faithful: bool = False
     """The paper's rule: a cache that grows, and a prompt that stays."""
-    P: int = 1024
+    P: int = option(1024, least=1)
     """Under `faithful`: new tokens between two evictions."""
-    c: int = 4
+    c: int = option(4, least=2)
     """Under `faithful`: of `P` new tokens `P / c` stay; at least 2."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole(self.P, 1, "rpc: P")
-        whole(self.c, 2, "rpc: c")
-        odd_kernel(self.kernel, "rpc: kernel")
 
     @property
     def observed(self) -> int:

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from kvpolicies.budget import Budget
 from kvpolicies.kernels.observe import observation_scores
-from kvpolicies.observation import NewestQueries, average_pool, odd_kernel, oldest_of
-from kvpolicies.policy import Schedule, Scores, View, batched_drop
+from kvpolicies.observation import NewestQueries, average_pool, oldest_of
+from kvpolicies.options import option
+from kvpolicies.policy import MOST_QUERIES, Schedule, Scores, View, batched_drop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,16 +28,12 @@ class SnapKV(NewestQueries):
 
     name = "snapkv"
     source = "SnapKV, arXiv 2404.14469 (decode form)"
-    observe_window: int = 32
+    observe_window: int = option(32, least=1, most=MOST_QUERIES)
     """Newest queries that look, whose own tokens are protected."""
-    kernel: int = 5
+    kernel: int = option(5, least=1, odd=True)
     """Neighbours in position over which scores are averaged; odd."""
     faithful: bool = False
     """The paper's rule: the prompt is compressed once, and every new token stays."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        odd_kernel(self.kernel, "snapkv: kernel")
 
     @property
     def observed(self) -> int:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvpolicies.errors import UserError
+from kvpolicies.options import option
 from kvpolicies.policy import Policy, Scores, View
 
 
@@ -21,14 +21,8 @@ class Streaming(Policy):
     name = "streaming"
     source = "StreamingLLM, arXiv 2309.17453"
     layers_alike = True
-    positions: str = "original"
+    positions: str = option("original", choices=("original", "cache"))
     """`original`: keys keep their rotation; `cache`: they get that of their rank in the cache."""
-
-    def __post_init__(self) -> None:
-        if self.positions not in ("original", "cache"):
-            raise UserError(
-                f"streaming: positions must be 'original' or 'cache', got {self.positions!r}"
-            )
 
     @property
     def rerotates(self) -> bool:  # type: ignore[override]

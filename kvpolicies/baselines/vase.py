@@ -11,7 +11,8 @@ from kvpolicies.errors import UserError
 from kvpolicies.eviction import highest
 from kvpolicies.kernels.observe import observation_scores
 from kvpolicies.observation import NewestQueries, average_pool, oldest_of
-from kvpolicies.policy import Schedule, Scores, View, batched_drop
+from kvpolicies.options import option
+from kvpolicies.policy import MOST_QUERIES, Schedule, Scores, View, batched_drop
 from kvpolicies.transfer import on_device
 
 SINKS = 4
@@ -42,23 +43,16 @@ class VaSE(NewestQueries):
     name = "vase"
     source = "VaSE, arXiv 2606.03928"
     layers_alike = False  # draws differ
-    form: str = "range"
+    form: str = option("range", choices=FORMS)
     """`range`: by the value's range and by chance; `dkv`: by random projections."""
-    share: float = 0.5
+    share: float = option(0.5, least=0, most=1)
     """Under `range`: of the slots to choose, those for the largest ranges, 0 to 1."""
     sample: bool = True
     """Under `range`: the other slots are drawn; False: they go to the highest attention."""
-    observe_window: int = 64
+    observe_window: int = option(64, least=1, most=MOST_QUERIES)
     """Newest queries that look, whose own tokens are protected."""
     faithful: bool = False
     """The authors' rule: four sinks, and a buffer beside the budget."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.form not in FORMS:
-            raise UserError(f"vase: form must be one of {', '.join(FORMS)}, got {self.form!r}")
-        if not 0 <= self.share <= 1:
-            raise UserError(f"vase: share must lie in [0, 1], got {self.share!r}")
 
     @property
     def observed(self) -> int:

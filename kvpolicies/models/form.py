@@ -1,18 +1,13 @@
 """How prompts are rendered, as a config says it. `prompts.py` does it."""
 
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, fields
 
 from kvpolicies.errors import UserError
+from kvpolicies.options import check_options, option
 
 TEMPLATES = ("auto", "chat", "plain")
 SLOT = "{prompt}"
 """Where a wrapper takes in the prompt."""
-
-
-def _option(default: Any, text: str) -> Any:
-    """A field with its help, like `config.option`, whose module reads this one."""
-    return field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True)
@@ -20,26 +15,22 @@ class Form:
     """How prompts are rendered. Configs of what asks a model inherit these fields.
 
     Raises:
-        UserError: an unknown template, a wrapper without its place for the prompt.
+        UserError: a value that an option cannot have; a wrapper without its place for the prompt.
     """
 
-    template: str = _option(
+    template: str = option(
         "auto", "how prompts are rendered: chat, by the tokenizer's chat template; plain, as they "
-        "are; auto, chat where there is one"
-    )  # fmt: skip
-    wrapper: str = _option("", f"text around each user's turn, with {SLOT} in it; default: none")
-    thinking: bool | None = _option(
+        "are; auto, chat where there is one", choices=TEMPLATES)  # fmt: skip
+    wrapper: str = option("", f"text around each user's turn, with {SLOT} in it; default: none")
+    thinking: bool | None = option(
         None, "switches a chat template's thinking on or off; default: the template's own"
     )
-    special_tokens: bool = _option(
+    special_tokens: bool = option(
         False, "read special tokens that are written in a prompt as such, not as plain text"
     )
 
     def __post_init__(self) -> None:
-        if self.template not in TEMPLATES:
-            raise UserError(
-                f"template must be one of {', '.join(TEMPLATES)}, got {self.template[:200]!r}"
-            )
+        check_options(self)
         if self.wrapper and self.wrapper.count(SLOT) != 1:
             raise UserError(
                 f"wrapper must hold {SLOT} once, as in 'Question: {SLOT}', got "

@@ -25,7 +25,7 @@ from tests.beacon.feeding import feed, layer_for, random_queries, rope
         ("refresh='revisit', selector='initial'", ["revisit", "'continual'", "'initial'"]),
         ("refresh='revisit', selector='naive_fps'", ["revisit", "'continual'", "'naive_fps'"]),
         ("shared=1", ["shared", "True or False", "1"]),
-        ("n_recent=0", ["n_recent", ">= 1", "0"]),
+        ("n_recent=0", ["n_recent", "[1, 65536]", "0"]),
     ],
 )
 def test_refused_in_one_line(options: str, hints: list[str]) -> None:

@@ -215,7 +215,7 @@ def test_folders_that_do_not_go_together_are_refused(options, says, study, tmp_p
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--largest-loss", "3"], "a share from 0 to 1"),
+        (["--largest-loss", "3"], "lie in [0, 1], got 3.0"),
         (["--least-accuracy", "nan"], "expected a number"),
         (["--memory", "much"], "expected a size"),
         ([], "give a constraint"),

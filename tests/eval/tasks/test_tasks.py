@@ -175,7 +175,7 @@ def test_a_tasks_own_expression_finds_the_answer(tmp_path, monkeypatch):
         ("budgets: []\nmax_new_tokens: 9", "budgets: empty"),
         ("- a", "expected keys and values"),
         ("a: [", "no valid YAML"),
-        ("grader: 1", "grader '1'"),
+        ("grader: 1", "grader must be one of"),
         ("columns: 3", "columns: expected keys and values"),
     ],
 )
