@@ -15,9 +15,11 @@ import argparse
 import ast
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import json
 import math
+import os
 import subprocess
 import typing
 from collections.abc import Callable, Iterator
@@ -93,6 +95,7 @@ def defined(root: Path, files: list[str], names: list[str]) -> SimpleNamespace:
     """Classes, functions and tables of these names, as their files define them, and no more."""
     space: dict[str, Any] = {**vars(typing), "dataclass": dataclasses.dataclass}
     space |= dict(torch=torch, F=F, nn=torch.nn, math=math, DynamicCache=Stub, BasePress=Stub)
+    space["ExpectedAttentionPress"] = type("Absent", (), {})
     for file in files:
         tree = ast.parse((root / file).read_text(encoding="utf-8"))
         tree.body = [node for node in tree.body if set(_named(node)) & set(names)]
@@ -176,6 +179,66 @@ def expected(theirs: SimpleNamespace, x: Inputs, size: int, drop: int, ahead: in
         return keys.gather(2, order), values.gather(2, order)
 
     return compress
+
+
+def criticalkv(theirs: SimpleNamespace, x: Inputs, prompt: int, size: int, window: int) -> Compress:
+    """Over SnapKV, with the output projection that tests/reference draws."""
+    heads = x.keys.shape[1]
+    output = np.random.default_rng(7).standard_normal((HEADS * DIM, 12)).astype(np.float32)
+    press = theirs.CriticalKVPress(theirs.SnapKVPress(window_size=window, kernel_size=5))
+    type(press).score.__globals__["repeat_kv"] = lambda keys, n: keys.repeat_interleave(n, 1)
+    module = SimpleNamespace(
+        head_dim=DIM,
+        num_key_value_groups=HEADS // heads,
+        o_proj=SimpleNamespace(weight=torch.tensor(output).T),
+        config=SimpleNamespace(
+            num_attention_heads=HEADS, num_key_value_heads=heads, head_dim=DIM, hidden_size=12
+        ),
+    )
+
+    def compress(keys: Tensor, values: Tensor, newest: int) -> tuple[Tensor, Tensor]:
+        if newest >= prompt:  # it compresses prompts alone
+            return keys, values
+        press.compression_ratio = 1 - (size + 0.25) / keys.shape[2]
+        hidden, attention = torch.empty(1, newest + 1, 0), x.weights(keys, 0, newest)
+        return press.compress(module, hidden, keys, values, attention, {})
+
+    return compress
+
+
+def longflow(theirs: SimpleNamespace, x: Inputs, size: int) -> Compress:
+    """Its Triton kernel, under Triton's interpreter."""
+
+    def compress(keys: Tensor, values: Tensor, newest: int) -> tuple[Tensor, Tensor]:
+        if keys.shape[2] < size:
+            return keys, values
+        goes = theirs.evicted(x.queries[:, :, newest : newest + 1], keys, values)
+        stays = torch.arange(size) != goes
+        return keys[:, :, stays], values[:, :, stays]
+
+    return compress
+
+
+def longflow_kernel(root: Path) -> SimpleNamespace:
+    """`evicted`(query, keys, values) -> slot, by the module as it is: Triton reads its source."""
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
+    spec = importlib.util.spec_from_file_location("longflow", root / "triton_kernel/attention.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    class OnDevice(Tensor):
+        """The kernel's launcher asks for a GPU; the interpreter needs none."""
+
+        is_cuda = True  # type: ignore[assignment]
+
+    def evicted(query: Tensor, keys: Tensor, values: Tensor) -> int:
+        mask = torch.ones(1, keys.shape[2], dtype=torch.bool)
+        given = (x.contiguous().as_subclass(OnDevice) for x in (query, keys, values, mask))
+        group = query.shape[1] // keys.shape[1]
+        return int(module.triton_evict_attention_forward(*given, group, DIM**-0.5)[1])
+
+    return SimpleNamespace(evicted=evicted)
 
 
 def snapkv(theirs: SimpleNamespace, x: Inputs, prompt: int, size: int, window: int) -> Compress:
@@ -339,6 +402,22 @@ AUTHORS = {
         ["ScorerPress", "ExpectedAttentionPress"],
         {"times": Run(expected, {"size": 40, "drop": 5, "ahead": 16}, (24, 40), group=2)},
     ),
+    "criticalkv": Author(
+        "NVIDIA/kvpress",
+        [
+            "kvpress/presses/scorer_press.py",
+            "kvpress/presses/snapkv_press.py",
+            "kvpress/presses/criticalkv_press.py",
+        ],
+        ["ScorerPress", "SnapKVPress", "CriticalKVPress"],
+        {"times": Run(criticalkv, SNAPKV, LENGTHS, group=2)},
+    ),
+    "longflow": Author(
+        "yisunlp/LongFLow",
+        ["triton_kernel/attention.py"],
+        [],
+        {"times": Run(longflow, {"size": 32}, group=2)},
+    ),
     "snapkv": Author(
         "FasterDecoding/SnapKV",
         ["snapkv/monkeypatch/snapkv_utils.py"],
@@ -413,7 +492,8 @@ def main() -> None:
             draw()
             continue
         author, root = AUTHORS[name], Path(path)
-        theirs = defined(root, author.files, author.names)
+        kernel = name == "longflow"
+        theirs = longflow_kernel(root) if kernel else defined(root, author.files, author.names)
         command = ["git", "-C", path, "rev-parse", "HEAD"]
         commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
         origin = {"repository": author.repository, "commit": commit, "files": author.files}

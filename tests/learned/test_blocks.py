@@ -82,7 +82,7 @@ def test_blocks_must_end_within_the_window() -> None:
     with pytest.raises(UserError, match=r"scored 3 tokens after .* window of 2 is too small"):
         resolve(spec("kvpop_mlp", 4)).schedule(Budget(32, 2, 2), 9, 9)
     for wrong in ("0", "-1", "1.5", "True", "'4'"):
-        with pytest.raises(UserError, match="block must be (at least 1|a whole number)"):
+        with pytest.raises(UserError, match=r"block must be (at least 1|a whole number)"):
             resolve(f"kvpop_mlp(block={wrong})")
     for name in ("dms", "trimkv"):  # they would have to keep the attention's inputs for it
         with pytest.raises(UserError, match="block"):

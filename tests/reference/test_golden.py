@@ -34,6 +34,8 @@ SAME = {
     "keydiff": ("keydiff", Budget(40, 0, 0)),
     "expected": ("expected(ahead=16, epsilon=0)", Budget(40, 4, 0)),
     "gkv": ("gkv(faithful=True, every=8, observe_window=8, mix=1)", Budget(32, 0, 0)),
+    "criticalkv": ("criticalkv(faithful=True, observe_window=16)", Budget(48, 0, 0)),
+    "longflow": ("longflow(faithful=True)", Budget(32, 0, 0)),
     "snapkv": ("snapkv(faithful=True, observe_window=16)", Budget(48, 0, 0)),
     "rpc": ("rpc(faithful=True, P=16, c=4, observe_window=8)", Budget(48, 0, 0)),
     "lazy": ("lazy(faithful=True, every=8, alpha=0.02)", Budget(40, 0, 0)),
@@ -68,8 +70,10 @@ def ours(policy: str, key: str = "times") -> Array:
     spec, budget = SAME[policy]
     expected, options = figure(policy, key)
     shape = (*expected.shape[:2], 4 // options["group"], expected.shape[3])
-    # snapkv's code is asked once, at the prompt's end.
-    ends = [prompt + 1 if policy == "snapkv" else None for prompt in options["prompts"]]
+    # Some code is asked once, at the prompt's end.
+    ends = [
+        prompt + 1 if policy in ("snapkv", "criticalkv") else None for prompt in options["prompts"]
+    ]
     rows = [
         stream(i, prompt, options["group"], end)
         for i in range(len(expected))
