@@ -33,6 +33,10 @@ COMMANDS = {
         "choose a policy and budget to deploy, from studies and constraints",
     ),
     "train": ("kvpolicies.train.commands.train", "train the scorer of a learned policy"),
+    "calibrate": (
+        "kvpolicies.train.commands.calibrate",
+        "take the statistics of a model that triattention needs",
+    ),
     "ablate": (
         "kvpolicies.train.commands.ablate",
         "train variants of a recipe and compare their scorers",

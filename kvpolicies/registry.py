@@ -36,6 +36,7 @@ POLICIES = {
     "criticalkv": "kvpolicies.baselines.criticalkv:CriticalKV",
     "dropkv": "kvpolicies.baselines.dropkv:DropKV",
     "longflow": "kvpolicies.baselines.longflow:LongFlow",
+    "triattention": "kvpolicies.learned.triattention:TriAttention",
     "oracle": "kvpolicies.baselines.oracle:Oracle",
     "beacon": "kvpolicies.beacon.policy:Beacon",
     "kvpop": "kvpolicies.learned.kvpop:KVpop",
@@ -44,7 +45,7 @@ POLICIES = {
     "trimkv": "kvpolicies.learned.trimkv:TrimKV",
 }
 
-ON_REQUEST = ("expected", "raas", "gkv", "vase", "criticalkv", "dropkv", "longflow")
+ON_REQUEST = ("expected", "raas", "gkv", "vase", "criticalkv", "dropkv", "longflow", "triattention")
 """Those of ours that a study runs when they are asked for, or all are."""
 
 

@@ -5,12 +5,13 @@ partial rotation come out as the model computes them. Source: RoFormer, arXiv 21
 the half-split layout of transformers' `rotate_half`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from kvpolicies.errors import UserError
+from kvpolicies.transfer import on_device
 
 
 class Rope:
@@ -83,6 +84,45 @@ class Rope:
         return _turn(
             x.float(), *(part.view(-1, *[1] * (x.dim() - 2), part.shape[-1]) for part in both)
         )
+
+    @property
+    def rotated(self) -> int:
+        """R, how many of a head's first numbers are rotated; 0 for a layer without positions."""
+        if self._cos_sin is None:
+            return 0
+        self.prepare(2, self._cos.device)
+        return self._cos.shape[-1]
+
+    def rotate_over(self, x: Tensor, positions: Tensor, offsets: Sequence[int]) -> Tensor:
+        """x [B, ..., D], not rotated, under the mean rotation to `positions` [B] plus each of the
+        offsets, however far; float32 result."""
+        if self._cos_sin is None:
+            return x.float()
+        self.prepare(2, x.device)
+        # Angles of one step in float64, so that they can be multiplied.
+        step = torch.atan2(self._sin[1].double(), self._cos[1].double())
+        scale = (self._cos[1].double().square() + self._sin[1].double().square()).sqrt()
+        far = on_device(list(offsets), x.device)
+        angles = (positions.double()[:, None] + far)[..., None] * step  # [B, n, R]
+        both = ((scale * f(angles)).mean(dim=1).float() for f in (torch.cos, torch.sin))
+        return _turn(
+            x.float(), *(part.view(-1, *[1] * (x.dim() - 2), part.shape[-1]) for part in both)
+        )
+
+    def sizes(self, x: Tensor) -> Tensor:
+        """The length of each rotated pair of x [..., D], and the size of each other number:
+        [..., R/2 + D - R], float32; a rotation changes it by its scale (YaRN's) alone."""
+        half, size = self.rotated // 2, self.rotated
+        first, second, rest = x.float().split((half, half, x.shape[-1] - size), dim=-1)
+        return torch.cat((torch.hypot(first, second), rest.abs()), dim=-1)
+
+    def scales(self, x: Tensor) -> Tensor:
+        """What a rotation multiplies each of `sizes(x)` by: ones, or YaRN's factor."""
+        half, size = self.rotated // 2, self.rotated
+        ones = torch.ones(x.shape[-1] - half, device=x.device)
+        if size:
+            ones[:half] = torch.hypot(self._cos[1, :half], self._sin[1, :half])
+        return ones
 
 
 def _beside(positions: Tensor, dim: int) -> Tensor:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -106,39 +106,54 @@ def config_for(model: Any, kind: str, **options: Any) -> ScorerConfig:
     )
 
 
-def check_base(config: ScorerConfig, model: Any, where: str = "scorer") -> None:
-    """Raises UserError, naming both, if the scorer was made for another model than this."""
-    own, base = fingerprint(model), dict(config.base)
+class Made(Protocol):
+    """Something that was made for one model."""
+
+    @property
+    def base(self) -> Mapping[str, Any]:
+        """The model's fingerprint."""
+        ...
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers of the model that are evicted, by index."""
+        ...
+
+
+def check_base(made: Made, model: Any, where: str = "scorer", what: str = "scorer") -> None:
+    """Raises UserError, naming both, if a scorer, or `what` it is, was made for another model."""
+    own, base = fingerprint(model), dict(made.base)
     weights = {"weights": ""}
     if {**base, **weights} != {**own, **weights}:
         raise UserError(
-            f"{where}: its scorer was trained for {_described(base)}; "
-            f"the model is {_described(own)}"
+            f"{where}: its {what} was made for {_described(base)}; the model is {_described(own)}"
         )
     if "weights" not in base:
         raise UserError(
-            f"{where}: its scorer does not say which weights it was trained for, as older versions "
+            f"{where}: its {what} does not say which weights it was made for, as older versions "
             "wrote it: give its training command again, which adds them (or see "
             "kvpolicies.learned.base.bind)"
         )
     if own["weights"]:  # none where only sizes are asked for
-        _check_weights(base["weights"], own["weights"], list(relevant(model)), where)
+        _check_weights(
+            base["weights"], own["weights"], list(relevant(model)), f"{where}: its {what}"
+        )
     full = [i for i, span in enumerate(inspect_model(model).spans) if span is None]
-    if list(config.layers) != full:
+    if list(made.layers) != full:
         raise UserError(
-            f"{where}: its scorer covers layers {list(config.layers)}, the model evicts {full}"
+            f"{where}: its {what} covers layers {list(made.layers)}, the model evicts {full}"
         )
 
 
-def _check_weights(stored: Any, own: str, names: Sequence[str], where: str) -> None:
+def _check_weights(stored: Any, own: str, names: Sequence[str], who: str) -> None:
     try:
         before, now = (_numbers(text, len(names)) for text in (stored, own))
     except (ValueError, TypeError, RuntimeError):
-        raise UserError(f"{where}: its scorer's base holds no sample of this model") from None
+        raise UserError(f"{who}'s base holds no sample of this model") from None
     equal = (now - before).abs() <= ROUNDING * before.abs() + TINY
     if other := [name for name, row in zip(names, equal, strict=True) if not bool(row.all())]:
         raise UserError(
-            f"{where}: its scorer was trained for a model of this config with other weights: "
+            f"{who} was made for a model of this config with other weights: "
             f"{len(other)} of {len(names)} tensors differ, {other[0]} for one"
         )
 

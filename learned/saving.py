@@ -1,6 +1,6 @@
 """Scorers on disk: a folder with config.json and scorer.safetensors, or the same on the hub."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -37,8 +37,11 @@ def write_config(folder: Path, config: ScorerConfig) -> None:
     write_text(folder / CONFIG, config.to_json())
 
 
-def find(name: str) -> Path:
+def find(name: str, what: str = "scorer", files: Sequence[str] = (CONFIG, WEIGHTS)) -> Path:
     """The local folder of a scorer, downloaded if `name` is a hub id such as "owner/scorer".
+
+    Args:
+        what: is looked for, for an error. files: of the hub's folder that are needed.
 
     Raises:
         UserError: if it is neither there nor to be had.
@@ -47,14 +50,14 @@ def find(name: str) -> Path:
     if folder.is_dir():
         return folder
     if folder.exists() or name.startswith((".", "~", "/")) or name.count("/") != 1:
-        raise UserError(f"scorer {name!r}: no such folder (a hub id reads 'owner/name')")
+        raise UserError(f"{what} {name!r}: no such folder (a hub id reads 'owner/name')")
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS]))
+        return Path(snapshot_download(name, allow_patterns=list(files)))
     except Exception as error:  # whatever the hub's client, network or disk has to say
         raise UserError(
-            f"scorer {name!r}: no such folder, and not to be had from the hub: {first_line(error)}"
+            f"{what} {name!r}: no such folder, and not to be had from the hub: {first_line(error)}"
         ) from error
 
 

@@ -94,6 +94,7 @@ class Stub:
 def defined(root: Path, files: list[str], names: list[str]) -> SimpleNamespace:
     """Classes, functions and tables of these names, as their files define them, and no more."""
     space: dict[str, Any] = {**vars(typing), "dataclass": dataclasses.dataclass}
+    space |= dict(Cache=Stub, TriAttentionConfig=Stub)
     space |= dict(torch=torch, F=F, nn=torch.nn, math=math, DynamicCache=Stub, BasePress=Stub)
     space["ExpectedAttentionPress"] = type("Absent", (), {})
     for file in files:
@@ -202,6 +203,47 @@ def criticalkv(theirs: SimpleNamespace, x: Inputs, prompt: int, size: int, windo
         press.compression_ratio = 1 - (size + 0.25) / keys.shape[2]
         hidden, attention = torch.empty(1, newest + 1, 0), x.weights(keys, 0, newest)
         return press.compress(module, hidden, keys, values, attention, {})
+
+    return compress
+
+
+def triattention(
+    theirs: SimpleNamespace, x: Inputs, prompt: int, size: int, buffer: int
+) -> Compress:
+    """Its selection of each layer and KV head apart, scores standardised. Statistics are of the
+    sequence's own queries, taken as rotated."""
+    cos, sin = rotary(torch.arange(TOKENS))
+    raw = theirs.to_complex_pairs(theirs.invert_rope(x.queries[0], cos, sin, 1.0).flatten(0, 1))
+    raw = raw.view(HEADS, TOKENS, DIM // 2)
+    own = object.__new__(theirs.TriAttention)
+    heads, group = [(0, h) for h in range(HEADS)], HEADS // x.keys.shape[1]
+    stats = {
+        (0, h): theirs.HeadFrequencyStats(raw[h].mean(0), raw[h].abs().mean(0)) for _, h in heads
+    }
+    vars(own).update(
+        sampled_heads=heads, head_stats=stats, num_attention_heads=HEADS,
+        num_key_value_heads=HEADS // group, num_key_value_groups=group, head_dim=DIM,
+        config=SimpleNamespace(
+            device=torch.device("cpu"), dtype=torch.float32, layer_perhead_aggregation="max"
+        ),
+        normalize_scores=True, generator=None, attention_scale=1.0, rope_style="half",
+        rotary=lambda _, positions: rotary(positions), disable_mlr=False, disable_trig=False,
+        omega=10_000.0 ** (-2 * torch.arange(DIM // 2) / DIM),
+        offsets=theirs.build_geometric_offsets(65536, torch.device("cpu")),
+        score_aggregation="mean", freq_scale_sq=torch.ones(DIM // 2),
+        cache_positions_per_layer_perhead=None,
+    )  # fmt: skip
+
+    def compress(keys: Tensor, values: Tensor, newest: int) -> tuple[Tensor, Tensor]:
+        if keys.shape[2] < size + buffer or newest < prompt:
+            return keys, values
+        at = values[0, :, :, 0].long()
+        own.absolute_position = newest + 1
+        own.cache_positions_per_layer_perhead = {(0, h): row.tolist() for h, row in enumerate(at)}
+        given = (((keys, values),), size - prompt, prompt, at[0, prompt:])
+        kept = own._select_per_layer_perhead_independent(*given)[0].sort().values
+        wide = kept[None, :, :, None].expand(-1, -1, -1, DIM)
+        return keys.gather(2, wide), values.gather(2, wide)
 
     return compress
 
@@ -411,6 +453,21 @@ AUTHORS = {
         ],
         ["ScorerPress", "SnapKVPress", "CriticalKVPress"],
         {"times": Run(criticalkv, SNAPKV, LENGTHS, group=2)},
+    ),
+    "triattention": Author(
+        "WeianMao/triattention",
+        ["triattention/methods/pruning_utils.py", "triattention/methods/triattention.py"],
+        [
+            "rotate_half",
+            "invert_rope",
+            "to_complex_pairs",
+            "HeadFrequencyStats",
+            "build_geometric_offsets",
+            "compute_frequency_statistics_from_means",
+            "score_keys_for_round",
+            "TriAttention",
+        ],
+        {"times": Run(triattention, {"size": 40, "buffer": 8}, (16, 24), group=2)},
     ),
     "longflow": Author(
         "yisunlp/LongFLow",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from kvpolicies.learned.statistics import FILE
 from tests.support.against import compare, spec_of
 from tests.support.cases import Needs, draw_batch
+from tests.support.scorers import save_statistics
 
 REAL = ("real",) * 5
 # Policy and options; slots of the smallest budget.
@@ -47,3 +51,17 @@ def test_kept_positions(
     batches = [draw_batch(spec_of(name, options), i, needs) for i in range(BATCHES)]
     # Steps are whole numbers: of those of raas, ties are exact in float32 too.
     compare(name, options, batches, lambda kind: name == "raas", reference)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"every": 4, "ahead": 8, "standardise": False}, {"every": 8, "faithful": True}]
+)
+def test_kept_positions_of_triattention(
+    options: dict[str, Any], reference: ModuleType, tmp_path: Path
+) -> None:
+    needs = Needs(slots=8, kinds=REAL, beside=1 if "faithful" in options else None)
+    sizes: dict[str, Any] = dict(heads=2, group=2, dim=16)
+    batches = [replace(draw_batch(f"tri{options}", i, needs), **sizes) for i in range(BATCHES)]
+    save_statistics(tmp_path / FILE, {}, (0,), 2, 2, 16)
+    options = {"statistics": str(tmp_path / FILE), **options}
+    compare("triattention", options, batches, lambda kind: False, reference)

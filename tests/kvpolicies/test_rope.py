@@ -64,3 +64,19 @@ def test_is_the_models_own_rotation(family: str) -> None:
 def test_no_position_embedding_is_the_identity() -> None:
     x = torch.randn(1, 1, 2, 8)
     assert torch.equal(Rope(None).rotate(x, torch.tensor([[3, 4]])), x)
+
+
+@pytest.mark.parametrize(("rotated", "scale"), [(32, 1.0), (32, 1.27), (8, 1.1)])
+def test_rotate_over_is_the_mean_of_rotations(rotated: int, scale: float) -> None:
+    g = torch.Generator().manual_seed(0)
+    x, r = torch.randn(2, 3, 4, 32, generator=g), rope(rotated, scale)
+    positions, offsets = torch.tensor([5, 900]), (2, 3, 5, 513)
+    each = [r.rotate(x[:, :, :, None], positions[:, None] + far)[:, :, :, 0] for far in offsets]
+    mean = torch.stack(each).mean(dim=0)
+    assert (r.rotate_over(x, positions, offsets) - mean).abs().max() < 2e-4
+    before, after = r.sizes(x), r.sizes(r.rotate(x[:, :, :, None], positions[:, None])[:, :, :, 0])
+    assert (after - before * r.scales(x)).abs().max() < 1e-5
+    assert before.shape[-1] == 32 - rotated // 2
+    none = Rope(None)
+    assert torch.equal(none.rotate_over(x, positions, offsets), x)
+    assert torch.equal(none.sizes(x), x.abs())

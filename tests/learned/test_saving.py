@@ -145,9 +145,9 @@ def test_another_base_is_refused_with_both_names(tmp_path: Path) -> None:
         )
         refused(
             lambda other=other: kvpolicies.generate(other, [[5]], spec, 64, max_new_tokens=2),
-            "trained for",
+            "made for",
         )
-    refused(lambda: check_base(small("kvpop"), tiny()), "trained for no model")
+    refused(lambda: check_base(small("kvpop"), tiny()), "made for no model")
     hybrid = model_of("gemma2, soft-capped")
     layers = config_for(hybrid, "kvpop").layers
     assert 0 < len(layers) < hybrid.config.num_hidden_layers
@@ -201,7 +201,7 @@ def test_scorers_of_older_versions_say_what_to_do(tmp_path: Path) -> None:
         lambda: kvpolicies.FixedBudgetCache(tiny(), f"kvpop_mlp(scorer='{tmp_path}')", 64),
         "does not say which weights .* give its training command again",
     )
-    refused(lambda: bind(tmp_path, tiny("llama")), "was trained for Qwen3ForCausalLM")
+    refused(lambda: bind(tmp_path, tiny("llama")), "was made for Qwen3ForCausalLM")
     bind(tmp_path, tiny())
     assert file.read_text() == bound
 
@@ -239,7 +239,7 @@ def test_names_without_a_scorer_and_scorers_of_others(
     for kind in KINDS:
         assert str(resolve(kind)) == kind
         # Those that come with the package are the embedded model's.
-        says = "was trained for Qwen3ForCausalLM of 4 layers"
+        says = "was made for Qwen3ForCausalLM of 4 layers"
         refused(lambda kind=kind: kvpolicies.FixedBudgetCache(tiny(), kind, 64), says)
     with monkeypatch.context() as patch:
         patch.setattr("kvpolicies.learned.policy.ASSETS", tmp_path)

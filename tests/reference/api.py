@@ -49,6 +49,7 @@ from tests.reference.scores import (
     tova_scores,
 )
 from tests.reference.selection import fps, fps_with_gap, kmeans, points
+from tests.reference.triattention import TriAttention
 from tests.reference.vase import VaSE
 from tests.reference.windowed import RKV, RPC, Oracle, SnapKV, log_sum_exps
 
@@ -68,6 +69,7 @@ POLICIES = {
     "criticalkv": CriticalKV,
     "dropkv": DropKV,
     "longflow": LongFlow,
+    "triattention": TriAttention,
     "oracle": Oracle,
     "beacon": Beacon,
 }

@@ -20,6 +20,7 @@ import torch
 import tests.reference.api as ref
 from kvpolicies import slots
 from kvpolicies.budget import Budget
+from kvpolicies.learned.statistics import QueryStatistics
 from kvpolicies.registry import resolve
 from tests.support.streams import layer_of, run_streams
 
@@ -68,14 +69,21 @@ def stream(number: int, prompt: int, group: int, tokens: int | None = None) -> r
 def ours(policy: str, key: str = "times") -> Array:
     """Our eviction times on the inputs of a figure."""
     spec, budget = SAME[policy]
+    return kept(spec, budget, policy, key)
+
+
+def kept(spec: str, budget: Budget, policy: str, key: str = "times", only: int = -1) -> Array:
+    """What a policy of ours keeps of a figure's inputs; of one sequence `only`, if it is said."""
     expected, options = figure(policy, key)
+    if only >= 0:
+        expected = expected[only : only + 1]
     shape = (*expected.shape[:2], 4 // options["group"], expected.shape[3])
     # Some code is asked once, at the prompt's end.
     ends = [
         prompt + 1 if policy in ("snapkv", "criticalkv") else None for prompt in options["prompts"]
     ]
     rows = [
-        stream(i, prompt, options["group"], end)
+        stream(i + max(0, only), prompt, options["group"], end)
         for i in range(len(expected))
         for prompt, end in zip(options["prompts"], ends, strict=True)
     ]
@@ -91,6 +99,21 @@ def test_kept_sets_are_those_of_the_authors_code(policy: str) -> None:
     expected, _ = figure(policy)
     assert ((expected != NEVER).sum(axis=-1) > 0).all()
     assert np.array_equal(ours(policy), expected)
+
+
+def test_triattention_keeps_what_its_authors_code_keeps(tmp_path: Path) -> None:
+    expected, options = figure("triattention")
+    for i in range(len(expected)):  # statistics are of the sequence's own queries
+        one = stream(i, 1, options["group"])
+        raw = np.stack([one.rope(one.q[:, :, t], -t) for t in range(one.tokens)], axis=2)
+        mean, half = raw.mean(axis=2), raw.shape[-1] // 2
+        size = np.hypot(raw[..., :half], raw[..., half:]).mean(axis=2)
+        tensors = [{0: torch.tensor(x, dtype=torch.float32)} for x in (mean, size)]
+        file = tmp_path / f"{i}.safetensors"
+        QueryStatistics({}, (0,), one.tokens, *tensors).save(file)
+        spec = f"triattention(statistics={str(file)!r}, every=8, faithful=True)"
+        found = kept(spec, Budget(40, 0, 0), "triattention", only=i)
+        assert np.array_equal(found[0], expected[i])
 
 
 def test_lazy_scores_no_token_that_went_above_one_that_stayed(

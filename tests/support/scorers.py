@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from kvpolicies.learned.base import config_for
+from kvpolicies.learned.base import config_for, fingerprint
 from kvpolicies.learned.config import ScorerConfig
 from kvpolicies.learned.scorer import Scorer
+from kvpolicies.learned.statistics import FILE, QueryStatistics
 from tests.support.models import tiny
 
 WINDOW = 8
@@ -55,13 +56,26 @@ def small(kind: str, **options: Any) -> ScorerConfig:
     return ScorerConfig(kind=kind, **{**sizes, **options})
 
 
+def save_statistics(
+    file: Path, base: dict[str, Any], layers: tuple[int, ...], heads: int, groups: int, dim: int
+) -> None:
+    """Random statistics of a model that rotates all numbers of a head."""
+    g = torch.Generator().manual_seed(0)
+    mean = {y: torch.randn(heads, groups, dim, generator=g) for y in layers}
+    more = {y: torch.rand(heads, groups, dim // 2, generator=g) for y in layers}
+    size = {y: torch.hypot(*m.chunk(2, dim=-1)) + more[y] for y, m in mean.items()}
+    QueryStatistics(base, layers, 1, mean, size).save(file)
+
+
 def download(root: Path, name: str, **__: Any) -> str:
     """What stands for `huggingface_hub.snapshot_download`: the folder of "random/..."."""
     owner, _, scorer = name.partition("/")
     if owner != "random":
         raise OSError("no network in tests")
     folder = root / scorer
-    if not folder.is_dir():
+    if scorer == "triattention":
+        save_statistics(folder / FILE, fingerprint(tiny()), (0, 1), 2, 2, 16)
+    elif not folder.is_dir():
         options = {"window": WINDOW, **HUB[scorer]}
         kind = options.pop("kind")
         random_scorer(config_for(tiny(), kind, **options)).save_pretrained(folder)

@@ -41,9 +41,13 @@ LEARNED = [
     "kvpop_mlp(scorer='random/kvpop_mlp')",
     *NEEDING_INPUT,
 ]
-UNTRAINED = [s for s in POLICIES if s not in {spec.partition("(")[0] for spec in LEARNED}]
+# Statistics of the tiny model.
+CALIBRATED = ["triattention(statistics='random/triattention', every=3)"]
+UNTRAINED = [
+    s for s in POLICIES if s not in {spec.partition("(")[0] for spec in (*LEARNED, *CALIBRATED)}
+]
 EVICTING = [s for s in (*UNTRAINED, *VARIANTS) if s != "full"]
-SPECS = [*UNTRAINED, *VARIANTS, *LEARNED]
+SPECS = [*UNTRAINED, *VARIANTS, *LEARNED, *CALIBRATED]
 # Eviction times do not tell how keys are re-rotated: no trace, no replay.
 UNTRACED = ["streaming(positions='cache')"]
 REPLAYABLE = [s for s in SPECS if s not in UNTRACED]
