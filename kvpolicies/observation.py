@@ -59,14 +59,20 @@ class NewestQueries(Policy):
         }
 
     def observe(self, view: View, step: Observation) -> None:
-        """Writes a step's queries into the ring; position p lives at p % N."""
-        ring, when = view.state["queries"], view.state["when"]
-        n = self.observed
-        queries, positions = step.queries[:, :, :, -n:], step.positions[:, -n:]
-        place = positions % n
-        where = place[:, None, None, :, None].expand(queries.shape)
-        ring.scatter_(3, where, queries.to(ring.dtype))
-        when.scatter_(1, place, (positions + 1).to(when.dtype))
+        """Writes a step's queries into the ring."""
+        write_newest(view.state["queries"], view.state["when"], step)
+
+
+def write_newest(
+    ring: Float[Tensor, "B H G N D"], when: Int[Tensor, "B N"], step: Observation
+) -> None:
+    """Writes a step's queries into a ring of the newest N; position p lives at p % N."""
+    n = ring.shape[3]
+    queries, positions = step.queries[:, :, :, -n:], step.positions[:, -n:]
+    place = positions % n
+    where = place[:, None, None, :, None].expand(queries.shape)
+    ring.scatter_(3, where, queries.to(ring.dtype))
+    when.scatter_(1, place, (positions + 1).to(when.dtype))
 
 
 def oldest_of(when: Int[Tensor, "B N"]) -> Int[Tensor, "B"]:

@@ -251,6 +251,8 @@ class Policy:
     """Looks ahead in a recorded run of the same tokens: can be evaluated, never deployed."""
     mixes_heads: ClassVar[bool] = False
     """Scores of a KV head depend on a layer's other heads: all must lie in one process."""
+    one_set: ClassVar[bool] = False
+    """Scores are the same for all KV heads of a layer, whose slots then hold the same tokens."""
     layers_alike: ClassVar[bool] = False
     """Reads nothing of a view that differs from layer to layer but its tensors, so that a decode
     step may show several layers at once, as more rows: for policies that read neither `layer` nor

@@ -49,6 +49,9 @@ ON_REQUEST = ("expected", "raas", "gkv", "vase", "criticalkv", "dropkv", "longfl
 """Those of ours that a study runs when they are asked for, or all are."""
 
 
+QUOTAS = ("ams",)
+"""What `quota` may be, an option of every policy (quota.py)."""
+
 # What an option of a type may be, and how to say so.
 KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "bool": (lambda v: isinstance(v, bool), "True or False"),
@@ -83,8 +86,13 @@ def check(spec: str) -> tuple[str, dict[str, Any]]:
     table = _table()
     if name not in table:
         raise UserError(f"unknown policy {shown(name)}: {nearest(name, list(table))}")
+    quota = options.get("quota", "ams")
+    if quota not in QUOTAS:
+        raise UserError(f"policy {name}: quota must be {' or '.join(QUOTAS)}, got {shown(quota)}")
     known = (read(table[name]) or outline_of(_loaded(name, table[name]))).options
     for option, value in options.items():
+        if option == "quota":
+            continue
         if option not in known:
             hint = nearest(option, list(known)) if known else "it has no options"
             raise UserError(f"policy {name}: unknown option {shown(option)}: {hint}")
@@ -103,7 +111,9 @@ def resolve(spec: Any) -> Any:
     if not isinstance(spec, str):
         return spec
     name, options = check(spec)
-    return _loaded(name, _table()[name])(**options)
+    quota = options.pop("quota", None)
+    policy = _loaded(name, _table()[name])(**options)
+    return load("kvpolicies.quota:MassQuota")(base=policy) if quota else policy
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:

@@ -21,6 +21,7 @@ class LongFlow(Policy):
     source = "LongFlow, arXiv 2603.11504"
     layers_alike = True
     mixes_heads = True
+    one_set = True
     needs_attention = True
     slot_tensors = MappingProxyType({"weight": torch.float32, "size": torch.float32})
     faithful: bool = False

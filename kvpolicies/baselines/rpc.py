@@ -31,6 +31,7 @@ class RPC(NewestQueries):
     name = "rpc"
     source = "RPC, arXiv 2505.13866 (fixed budget)"
     mixes_heads = True
+    one_set = True
     observe_window: int = option(32, least=1, most=MOST_QUERIES)
     """Newest queries that look: the paper's R."""
     kernel: int = option(7, least=1, odd=True)

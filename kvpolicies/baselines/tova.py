@@ -20,6 +20,7 @@ class Tova(Policy):
     source = "TOVA, arXiv 2401.06104"
     layers_alike = True
     mixes_heads = True
+    one_set = True
     needs_attention = True
     slot_tensors = MappingProxyType({"newest_weight": torch.float32})
     faithful: bool = False

@@ -23,16 +23,20 @@ def compare(
     batches: Sequence[Batch],
     ties_are_exact: Callable[[str], bool],
     reference: ModuleType,
+    both: tuple[Any, Any] | None = None,
 ) -> None:
-    """Every eviction up to the first that float32 could honestly decide otherwise."""
+    """Every eviction up to the first that float32 could honestly decide otherwise.
+
+    `both`: our policy and the reference's, where no spec says them.
+    """
     compared, happened = 0, 0
     for batch in batches:
         streams, budgets = list(batch.streams(reference)), [row.budget for row in batch.rows]
-        policy = resolve(spec_of(name, options))
+        policy = both[0] if both else resolve(spec_of(name, options))
         layer = layer_of(streams, policy, [Budget(*numbers) for numbers in budgets])
         all_times = [times.numpy() for times in run_streams(layer, streams)]
         for stream, numbers, ours in zip(streams, budgets, all_times, strict=True):
-            theirs = reference.POLICIES[name](**options)
+            theirs = both[1] if both else reference.POLICIES[name](**options)
             outcome = reference.simulate(theirs, stream, reference.Budget(*numbers))
             clear = clear_evictions(outcome, ties_are_exact(batch.kind))
             compared, happened = compared + clear, happened + len(outcome.evictions)

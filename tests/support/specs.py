@@ -19,6 +19,8 @@ VARIANTS = [
     "gkv(observe_window=3)",
     "vase(observe_window=3)",
     "criticalkv(observe_window=3)",
+    "keydiff(quota='ams')",
+    "beacon(n_beacon=4, n_recent=4, quota='ams')",
 ]
 # Papers' own rules hold more than the budget asked for, and need the prompt's length to say so.
 OWN_RULES = [

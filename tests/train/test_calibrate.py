@@ -91,5 +91,5 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     bad.write_bytes(b"no safetensors")
     with pytest.raises(UserError, match="cannot be read"):
         read_statistics(bad, CPU)
-    with pytest.raises(UserError, match="statistics 'gone.safetensors': no such folder"):
+    with pytest.raises(UserError, match=r"statistics 'gone.safetensors': no such folder"):
         resolve("triattention(statistics='gone.safetensors')").check_model(tiny())
