@@ -41,7 +41,8 @@ class TrainingRows(IterableDataset):
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        walk = rows_from(self.source, self.recipe.sequence, self.recipe.seed, self.place)
+        of = self.recipe
+        walk = rows_from(self.source, of.sequence, of.seed, self.place, of.longer)
         for part in count():
             taken = [next(walk) for _ in range(self.rows * self.world)]
             if part % workers == worker:
@@ -84,7 +85,7 @@ class Data(lightning.LightningDataModule):
                 f"{longest} tokens, no more than the budget of {max(recipe.budget)}: nothing "
                 "would be evicted"
             )
-        self.held_out = pack(held_out, recipe.sequence)
+        self.held_out = pack(held_out, recipe.sequence, recipe.longer)
 
     def train_dataloader(self) -> DataLoader:
         """Batches from the place reached."""

@@ -1,8 +1,8 @@
 """Documents packed into rows of exactly S tokens, in an order that a run can return to.
 
-A block of documents is packed at a time, whole ones only (longer ones than a row are cut), each
-into the fullest row that still holds it. So rows are a function of data, seed and place; every
-process packs the same ones and takes its own (see data.py).
+A block of documents is packed at a time, whole ones only (longer ones than a row are cut, or left
+out), each into the fullest row that still holds it. So rows are a function of data, seed and place;
+every process packs the same ones and takes its own (see data.py).
 """
 
 import bisect
@@ -46,9 +46,14 @@ class Blocks(Protocol):
         ...
 
 
-def pack(documents: Sequence[Sequence[int]], length: int) -> list[PackedRow]:
-    """Rows of `length` tokens that hold all documents, best fit, the longest first; none empty."""
-    cut = [list(document[:length]) for document in documents if document]
+def pack(documents: Sequence[Sequence[int]], length: int, longer: str = "cut") -> list[PackedRow]:
+    """Rows of `length` tokens that hold all documents, best fit, the longest first; none empty.
+
+    Args:
+        longer: what happens to documents of more tokens than a row: `cut`, or `leave_out`.
+    """
+    fits = (d for d in documents if longer == "cut" or len(d) <= length)
+    cut = [list(document[:length]) for document in fits if document]
     rows: list[list[list[int]]] = []
     open_rows: list[tuple[int, int]] = []  # (free tokens, which row), sorted
     for document in sorted(cut, key=len, reverse=True):
@@ -73,12 +78,12 @@ def _row(members: list[list[int]], length: int) -> PackedRow:
 
 
 def rows_from(
-    source: Blocks, length: int, seed: int, place: DataCursor
+    source: Blocks, length: int, seed: int, place: DataCursor, longer: str = "cut"
 ) -> Iterator[tuple[PackedRow, DataCursor]]:
     """Rows from `place` on, without end, each with the place behind it.
 
     Raises:
-        UserError: if there is not one token in the data.
+        UserError: if there is not one document in the data that can be trained on.
     """
     epoch, first, used = place
     given = first > 0 or used > 0
@@ -86,10 +91,12 @@ def rows_from(
         block = source.block(epoch, first)
         if not block:
             if not given:
-                raise UserError("data: not one document to train on")
+                raise UserError(
+                    "data: not one document to train on (a row may be too short for all of them)"
+                )
             epoch, first, used, given = epoch + 1, 0, 0, False
             continue
-        rows = pack(block, length)
+        rows = pack(block, length, longer)
         random.Random(f"rows {seed} {epoch} {first}").shuffle(rows)
         for index in range(used, len(rows)):
             given = True

@@ -57,6 +57,9 @@ class Recipe(Form):
         16, "the first so many documents validate and never train", least=1, most=HELD_OUT
     )
     sequence: int = option(16384, "tokens of a row, S: whole documents, packed", least=2)
+    longer: str = option(
+        "cut", "documents longer than a row: cut, or leave_out", choices=("cut", "leave_out")
+    )
     batch: int = option(8, "rows of a step, over all devices", least=1)
     accumulate: int = option(1, "parts that a step's rows are run in, one after another", least=1)
     steps: int = option(2000, "optimiser steps", least=1)

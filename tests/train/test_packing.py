@@ -44,6 +44,16 @@ def test_documents_stay_whole_and_none_is_lost(lengths: list[int], size: int) ->
     assert found == sorted(document[:size] for document in documents if document)
 
 
+def test_documents_longer_than_a_row_can_be_left_out() -> None:
+    documents = [[1] * 9, [2] * 8, [3] * 3]
+    (row,) = pack(documents[1:2], 8, "leave_out")
+    assert documents_in(row) == [[2] * 8]
+    kept = [document for row in pack(documents, 8, "leave_out") for document in documents_in(row)]
+    assert sorted(kept) == [[2] * 8, [3] * 3]
+    with pytest.raises(UserError, match="not one document"):
+        next(rows_from(Numbered(), 2, 0, DataCursor(), "leave_out"))
+
+
 def test_padding_is_one_document_a_token() -> None:
     (row,) = pack([[5, 5, 5], [6, 6]], 8)
     assert row.tokens.tolist() == [5, 5, 5, 6, 6, 0, 0, 0]

@@ -19,6 +19,7 @@ import kvpolicies
 from kvpolicies.cli import main
 from kvpolicies.eval.tasks import ledger
 from kvpolicies.models import embedded
+from kvpolicies.train.recipe import load_recipe
 
 pytest.importorskip("lightning")
 
@@ -178,3 +179,20 @@ def test_a_scorer_that_trained_knows_more_than_chance_and_serves_its_policy(tmp_
     done = kvpolicies.generate(model, [prompt], policy, "69", max_new_tokens=60)
     words = str(tokenizer.decode(done[0].tokens)).split()
     assert words[:40] == problem.trace.split()[:40]
+
+
+def test_the_papers_recipe_runs_at_a_models_size(tmp_path: Path) -> None:
+    paper = load_recipe("kvpop-paper")
+    assert (paper.sequence, paper.budget, paper.lag, paper.steps) == (16384, (4096,), 256, 2000)
+    small = {
+        "model": "embedded", "data": "ledger", "stream": "false", "sequence": 640, "batch": 1,
+        "accumulate": 1, "devices": 1, "strategy": "auto", "steps": 2, "budget": 101, "window": 25,
+        "min-future": 16, "held-out": 3, "dtype": "float32", "device": "cpu", "out": tmp_path,
+    }  # fmt: skip
+    options = [text for key, value in small.items() for text in (f"--{key}", str(value))]
+    assert main(["train", "kvpop-paper", *options]) == 0
+    known = json.loads((tmp_path / "run.json").read_text())
+    assert known["recipe"]["longer"] == "leave_out"
+    assert known["recipe"]["delay"] == 25  # a token is scored as it leaves the window
+    assert {"recall", "kl"} <= known["figures"].keys()
+    assert (tmp_path / "model").is_dir()
