@@ -91,9 +91,8 @@ def rows_from(
         block = source.block(epoch, first)
         if not block:
             if not given:
-                raise UserError(
-                    "data: not one document to train on (a row may be too short for all of them)"
-                )
+                most = f" of at most {length} tokens" if longer == "leave_out" else ""
+                raise UserError(f"data: not one document to train on{most}")
             epoch, first, used, given = epoch + 1, 0, 0, False
             continue
         rows = pack(block, length, longer)

@@ -50,7 +50,7 @@ def test_documents_longer_than_a_row_can_be_left_out() -> None:
     assert documents_in(row) == [[2] * 8]
     kept = [document for row in pack(documents, 8, "leave_out") for document in documents_in(row)]
     assert sorted(kept) == [[2] * 8, [3] * 3]
-    with pytest.raises(UserError, match="not one document"):
+    with pytest.raises(UserError, match="not one document to train on of at most 2 tokens"):
         next(rows_from(Numbered(), 2, 0, DataCursor(), "leave_out"))
 
 

@@ -194,5 +194,5 @@ def test_the_papers_recipe_runs_at_a_models_size(tmp_path: Path) -> None:
     known = json.loads((tmp_path / "run.json").read_text())
     assert known["recipe"]["longer"] == "leave_out"
     assert known["recipe"]["delay"] == 25  # a token is scored as it leaves the window
-    assert {"recall", "kl"} <= known["figures"].keys()
+    assert 0 < known["figures"]["recall"] <= 1
     assert (tmp_path / "model").is_dir()
