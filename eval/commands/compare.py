@@ -29,6 +29,7 @@ from kvpolicies.eval.study.config import Study, read_study, shipped
 from kvpolicies.eval.study.preparing import SharedModel, check, prepare
 
 if TYPE_CHECKING:
+    from kvpolicies.eval.report.analysis import Analysis
     from kvpolicies.eval.study.summary import Summary
     from kvpolicies.eval.tasks.task import Problem
 
@@ -82,11 +83,12 @@ def _run(where: str, study: Study, problems: "list[Problem]", kept: SharedModel)
         return
     folder = Path(study.out)
     with claims.reporting(folder):
-        summaries = report.write_report(folder, study)
-    for sentence in foreword.sentences(study, summaries, ready.asked):
+        found = report.write_report(folder, study)
+    for sentence in foreword.sentences(study, found.cells, ready.asked):
         print(sentence)
-    print_table(study, summaries)
-    print(f"\n{len(summaries)} cells. Report: {folder / report.NAME}")
+    print_table(study, found.cells)
+    print_answer(study, found)
+    print(f"\n{len(found.cells)} cells. Report: {folder / report.NAME}")
 
 
 @contextmanager
@@ -122,6 +124,16 @@ def chosen(args: argparse.Namespace) -> list[tuple[str, Study]]:
         if folders.count(folder) > 1:
             raise UserError(f"{folder}: out of two of the studies; give each its own, or --out DIR")
     return studies
+
+
+def print_answer(study: Study, found: "Analysis") -> None:
+    """The report's first screen: a table of policies by budget, and one sentence a budget."""
+    from kvpolicies.eval.report import overview
+
+    headings, lines = overview.table(study, found)
+    terminal.print_table("", headings, lines)
+    print("* does not differ significantly from the best at its budget.\n")
+    print("\n".join(overview.answers(study, found)))
 
 
 def print_table(study: Study, summaries: "Sequence[Summary]") -> None:

@@ -9,6 +9,10 @@ from typing import Any
 from kvpolicies import files
 
 MARKERS = "osD^vP*Xph<>"
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8172B3", "#937860")
+"""Told apart by colour-blind readers, on white and on dark (after Okabe and Ito)."""
+DASHES = ("", "7 3", "2 3")
+"""Of lines, where there are more than colours."""
 LIGHT = {"paper": "#ffffff", "ink": "#1f2328", "grid": "#d8dee4"}
 DARK = {"paper": "#161b22", "ink": "#e6edf3", "grid": "#30363d"}
 

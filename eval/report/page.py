@@ -16,6 +16,7 @@ from kvpolicies.eval.report import (
     grid,
     latex,
     lengths,
+    overview,
     pareto,
     plots,
     samples,
@@ -37,10 +38,10 @@ NAME = "report.html"
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
-def write_report(folder: Path, study: Study) -> list[Summary]:
+def write_report(folder: Path, study: Study) -> Analysis:
     """Writes the analysis' files, table.tex, the plots and report.html from the folder's rows.
 
-    Returns the cells.
+    Returns what they say, in numbers.
     """
     record = provenance.read_record(folder)
     every = find_rows(folder, Grid.of(study, provenance.problem_ids(record)))
@@ -62,7 +63,7 @@ def write_report(folder: Path, study: Study) -> list[Summary]:
         samples=samples.samples(study, found.cells, rows),
     )
     write_text(folder / NAME, page)
-    return found.cells
+    return found
 
 
 def _results(
@@ -77,6 +78,11 @@ def _results(
     return {
         "before": foreword.sentences(study, cells, told) + ([f"{dropped}."] if dropped else []),
         "asked": told,
+        "answers": overview.answers(study, found),
+        "board": overview.board(study, found),
+        "budgets": study.budgets,
+        "chart": overview.chart(study, found),
+        "warning": overview.warning(study, found, told),
         "sentences": [*words.sentences(study, cells, rows), *words.compared(study, found)],
         "headings": table.headings(study, cells),
         "lines": table.entries(study, cells),

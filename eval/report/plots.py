@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvpolicies.eval.display.figures import LIGHT, MARKERS, new_figure, save
+from kvpolicies.eval.display.figures import LIGHT, MARKERS, PALETTE, new_figure, save
 from kvpolicies.eval.study.config import Study
 from kvpolicies.eval.study.summary import Summary
 from kvpolicies.eval.tasks.measures import Measure
@@ -50,12 +50,10 @@ def lines(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
 
 def look(index: int) -> dict[str, Any]:
     """Colour, marker and line of a study's policy number `index`."""
-    from matplotlib import colormaps
-
     return {
-        "color": colormaps["tab10"](index % 10),
+        "color": PALETTE[index % len(PALETTE)],
         "marker": MARKERS[index % len(MARKERS)],
-        "linestyle": ("-", "--", ":")[index // 10 % 3],
+        "linestyle": ("-", "--", ":")[index // len(PALETTE) % 3],
     }
 
 

@@ -87,7 +87,7 @@ def table(ablation: Ablation) -> tuple[list[str], list[list[str]]]:
     study = replace(ablation.study, policies=tuple(policies.values()))
     folder = run_study(study)
     study = provenance.joined(study.resolved())
-    cells = {(c.policy, c.budget): c for c in report.write_report(folder, study)}
+    cells = {(c.policy, c.budget): c for c in report.write_report(folder, study).cells}
     held_out = figures(ablation, scorers)
     measures = study.entry.measures
     headings = ["variant", "slots", "recall", "recall of the first's", "decisions right"]

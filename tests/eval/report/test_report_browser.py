@@ -11,9 +11,10 @@ import pytest
 from kvpolicies.eval import report
 from tests.support import browser
 
-COLUMN = """[...document.querySelectorAll('#table ~ .scroll table')[0].tBodies[0].rows]
+COLUMN = """[...document.querySelectorAll('#table .scroll table')[0].tBodies[0].rows]
     .map((row) => row.cells[%d].dataset.v)"""
-HEAD = "document.querySelectorAll('#table ~ .scroll table')[0].tHead.rows[0].cells[%d]"
+HEAD = "document.querySelectorAll('#table .scroll table')[0].tHead.rows[0].cells[%d]"
+OPEN = "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
 WIDE = "document.documentElement.scrollWidth"
 
 
@@ -60,6 +61,7 @@ def test_the_page_asks_for_nothing_and_complains_of_nothing(page, small_study, s
 def test_a_heading_sorts_by_mouse_and_by_key(page, small_study):
     page.look()
     page.open(small_study[1] / report.NAME)
+    page.run(OPEN)
     before = [float(x) for x in page.run(COLUMN % 2)]
     page.run(HEAD % 2 + ".querySelector('button').click()")
     assert [float(x) for x in page.run(COLUMN % 2)] == sorted(before, reverse=True)
@@ -76,6 +78,7 @@ def test_a_heading_sorts_by_mouse_and_by_key(page, small_study):
 def test_the_point_at_which_texts_are_looked_at_can_be_chosen(page, small_study):
     page.look()
     page.open(small_study[1] / report.NAME)
+    page.run(OPEN)
     kinds = (
         "[...document.querySelectorAll('.text')[1].querySelectorAll('i')].map((i) => i.className)"
     )
@@ -86,3 +89,38 @@ def test_the_point_at_which_texts_are_looked_at_can_be_chosen(page, small_study)
     assert sum("hx" in kind for kind in early) > sum("hx" in kind for kind in end) == 1
     assert sum("h0" in kind for kind in early) < sum("h0" in kind for kind in end)
     assert page.run("document.querySelector('.at output').textContent") == "25 % of each answer"
+
+
+def test_the_first_screen_holds_the_answer(page, small_study):
+    page.look()
+    page.open(small_study[1] / report.NAME)
+    bottom = "document.querySelector('.first').getBoundingClientRect().bottom"
+    assert page.run(bottom) < 800
+    assert (
+        page.run("document.querySelectorAll('details[open]').length") <= 3
+    )  # those in folded parts
+
+
+def test_a_line_lights_up_and_can_be_switched_off(page, small_study):
+    page.look()
+    page.open(small_study[1] / report.NAME)
+    shown = "getComputedStyle(document.querySelector('.curve[data-policy=random]')).display"
+    row = "document.querySelector('.board tr[data-policy=random]')"
+    page.run(row + ".querySelector('button').focus()")
+    assert page.run("document.querySelector('.first').classList.contains('lit')")
+    page.run(row + ".querySelector('button').click()")
+    assert page.run(shown) == "none"
+    assert page.run(row + ".querySelector('button').ariaPressed") == "false"
+    page.press("Enter", 13)
+    assert page.run(shown) == "inline"
+    page.run("document.activeElement.blur()")
+    assert page.run("document.querySelector('.first').classList.contains('lit')") is False
+
+
+def test_a_link_opens_what_it_leads_to(page, small_study):
+    page.look()
+    page.open(small_study[1] / report.NAME)
+    assert not page.run("document.querySelector('#pairs').open")
+    page.run("document.querySelector('a[href=\\'#pairs\\']').click()")
+    page.run("new Promise((done) => setTimeout(done, 50))")
+    assert page.run("document.querySelector('#pairs').open")

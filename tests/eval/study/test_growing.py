@@ -58,7 +58,7 @@ def test_what_is_added_ends_as_if_it_had_been_there_from_the_start(folder, tmp_p
     for key, value in more.items():
         found = getattr(asked, key)
         assert set(found) == set(value) if isinstance(value, tuple) else found == value
-    cells = report.write_report(folder, asked)
+    cells = report.write_report(folder, asked).cells
     assert {cell.samples for cell in cells} == {rows // len(cells)}
 
 

@@ -138,7 +138,7 @@ def test_a_fidelity_study_from_end_to_end(as_text):
             share = {"50%": 0.5, "25%": 0.25}[row["budget"]]
             assert row["slots"] == math.ceil(share * (row["prompt_tokens"] + 20))
             assert row["max_slots"] == row["slots"]
-    summaries = report.write_report(folder, as_text.resolved())
+    summaries = report.write_report(folder, as_text.resolved()).cells
     page = (folder / report.NAME).read_text()
     assert "fed token by token" in page and "Budgets are shares" in page
     assert {(folder / name).exists() for name in ("kl.png", "nll.png", "top1.png")} == {True}
