@@ -20,6 +20,7 @@ COMMANDS = {
     "bench": ("kvpolicies.eval.commands.bench", "measure speed and memory of policies"),
     "generate": ("kvpolicies.eval.commands.generate", "generate from prompts under a policy"),
     "serve": ("kvpolicies.eval.commands.serve", "serve a deployment: an OpenAI-compatible API"),
+    "vllm": ("kvpolicies.vllm.launcher", "serve a deployment inside vLLM, on its own server"),
     "replay": (
         "kvpolicies.eval.commands.replay",
         "check a recorded trace by one masked dense forward",

@@ -129,6 +129,10 @@ class SlotGroup:
                 that looks ahead (recording.py).
         """
         self.rows.reset(row, schedule, seed)
+        self.clear(row, futures)
+
+    def clear(self, row: int, futures: Sequence[Any] | None = None) -> None:
+        """Empties a row's slots and state, and leaves the counts, which others may share."""
         self.positions[:, row].fill_(-1)
         for tensor in self.slot_state.values():
             tensor[:, row].zero_()

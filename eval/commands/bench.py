@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("config", nargs="?", help="deployment YAML; options below override it")
     add("--model", help="a model with weights (as in compare); default: --random small")
     add("--random", metavar="NAME|FILE", help="random weights: small, qwen3-0.6b, qwen3-4b, "
-        "qwen3-8b, or a config.json")  # fmt: skip
+        "qwen3-8b, qwen3-14b, or a config.json")  # fmt: skip
     add("--policies", help="policies with options (transformers,full,streaming,beacon); "
         "`transformers` is its own full-cache generation")  # fmt: skip
     add("--budgets", help="slots, or shares of prompt + new tokens (25%%); default: 512")

@@ -41,5 +41,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, 8, 128, tie_word_embeddings=True),
     "qwen3-4b": _qwen3(2560, 9728, 36, 32, 8, 128, tie_word_embeddings=True),
     "qwen3-8b": _qwen3(4096, 12288, 36, 32, 8, 128, tie_word_embeddings=False),
+    "qwen3-14b": _qwen3(5120, 17408, 40, 40, 8, 128, tie_word_embeddings=False),
 }
 """Sizes from the models' published config.json."""
