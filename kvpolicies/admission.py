@@ -8,7 +8,8 @@ import numpy as np
 from kvpolicies.budget import AnyBudget, Budget
 from kvpolicies.charging import charged
 from kvpolicies.errors import UserError, caution, whole
-from kvpolicies.policy import Geometry, Policy, Schedule
+from kvpolicies.layer_shares import EVEN
+from kvpolicies.policy import Geometry, Policy, Schedule, Schedules
 from kvpolicies.sampling import Sampling
 
 
@@ -21,7 +22,7 @@ class Request:
     prompt: list[int]
     limit: int
     budget: Budget
-    schedule: Schedule
+    schedule: Schedules
     sampling: Sampling
     random: np.random.Generator
     forced: list[int] | None
@@ -60,11 +61,13 @@ def admit(
     sampling: Sampling,
     identities: Sequence[int],
     forced: Sequence[Sequence[int]] | None,
+    layers: int,
     charge: Geometry | None = None,
 ) -> list[Request]:
     """One request a prompt.
 
     Args:
+        layers: those of the model that are evicted.
         charge: the model's sizes, where the policy's state is charged to its budget.
 
     Raises:
@@ -96,7 +99,7 @@ def admit(
         goal = None if forced is None else [int(t) for t in forced[i]]
         random = sampling.generator(identities[i])
         ids = [int(t) for t in prompt]
-        schedule = scheduled(policy, own, len(prompt), limits[i])
+        schedule = scheduled_layers(policy, own, len(prompt), limits[i], layers)
         requests.append(
             Request(i, identities[i], ids, limits[i], own, schedule, sampling, random, goal)
         )
@@ -145,6 +148,25 @@ def scheduled(policy: Policy, budget: Budget, prompt: int, limit: int) -> Schedu
             f"{schedule.sinks} sinks that is all; it needs more slots, or fewer queries that look"
         )
     return schedule
+
+
+def scheduled_layers(
+    policy: Policy, budget: Budget, prompt: int, limit: int, layers: int
+) -> Schedules:
+    """`scheduled` where layers may share a budget unevenly: one schedule, or one a layer.
+
+    Args:
+        layers: those of the model that are evicted.
+
+    Raises:
+        UserError: as `scheduled`; a way of sharing that is none for so many layers.
+    """
+    if budget.layers == EVEN or not policy.evicts:
+        return scheduled(policy, budget, prompt, limit)
+    if not layers:
+        raise UserError(f"layers {budget.layers}: every layer of the model has a sliding window")
+    own = budget.for_prompt(prompt).by_layer(layers)
+    return tuple(scheduled(policy, one, prompt, limit) for one in own)
 
 
 def _limits(asked: list[int], forced: Sequence[Sequence[int]] | None) -> list[int]:

@@ -31,6 +31,16 @@ class Shape:
     parts: int = 1
     """Processes that the KV heads are spread over; `heads` are those of this one."""
 
+    @property
+    def full(self) -> tuple[int, ...]:
+        """Layers that see all tokens, which are those that a policy evicts."""
+        return tuple(i for i, span in enumerate(self.spans) if span is None)
+
+    @property
+    def evicted(self) -> int:
+        """How many layers a policy evicts."""
+        return len(self.full)
+
 
 def inspect_model(model: Any, policy: Policy | None = None) -> Shape:
     """Reads a model's sizes.

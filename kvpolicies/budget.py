@@ -7,9 +7,10 @@
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from kvpolicies import layer_shares
 from kvpolicies.errors import UserError
 
 SINKS = 4
@@ -37,6 +38,8 @@ class Budget:
     """Newest tokens, which are never evicted."""
     keeps_prompt: bool = False
     """The whole prompt is among the sinks, once it is known (`for_prompt`)."""
+    layers: str = layer_shares.EVEN
+    """How layers share: `total` is their mean, and in sum exact (layer_shares.py)."""
 
     def __post_init__(self) -> None:
         for name in ("total", "sinks", "window"):
@@ -73,7 +76,21 @@ class Budget:
                 f"tokens, which sinks={PROMPT} keeps, + window {self.window} = "
                 f"{tokens + self.window}; total must be larger than that"
             )
-        return Budget(self.total, max(self.sinks, tokens), self.window)
+        return replace(self, sinks=max(self.sinks, tokens), keeps_prompt=False)
+
+    def by_layer(self, count: int) -> "tuple[Budget, ...]":
+        """The budget of each of `count` layers that are evicted; their totals' sum is exact.
+
+        Sinks and window are the same in each, and the top-k is shared out, one slot at least to
+        each.
+
+        Raises:
+            UserError: as `layer_shares.shares_of`.
+        """
+        shares = layer_shares.shares_of(self.layers, count)
+        topks = layer_shares.apportion(count * self.topk, shares)
+        own = replace(self, layers=layer_shares.EVEN)
+        return tuple(replace(own, total=self.sinks + self.window + k) for k in topks)
 
     @classmethod
     def parse(
@@ -84,7 +101,8 @@ class Budget:
         sinks: int | str | None = None,
         window: int | None = None,
     ) -> "Budget":
-        """Reads `"1024"` (slots) or `"25%"` (of `length` = prompt + max_new_tokens, rounded up).
+        """Reads `"1024"` (slots) or `"25%"` (of `length` = prompt + max_new_tokens, rounded up);
+        `"1024:pyramid"` says how layers share them.
 
         `sinks="prompt"` keeps the whole prompt. Without `window`, small budgets get a smaller one
         than the default 32: a quarter of `total`.
@@ -103,20 +121,26 @@ class BudgetSpec:
     """A budget as it is asked for, before the length of a sequence is known.
 
     However it is written, one budget has one text: `040` and `4_0` are `40`, `25.0 %` is `25%`.
+    Behind a colon stands how layers share it, where that is not `layers`: `133:pyramid`.
 
     Raises:
         ValueError: for text that is neither a number of slots nor a share, or an impossible budget.
     """
 
     text: str
-    """Slots of a KV head, or a share of prompt + max_new_tokens."""
+    """Slots of a KV head, or a share of prompt + max_new_tokens; `133:pyramid` as said above."""
     sinks: int | str | None = None
     """As of `Budget`; None is 4, `prompt` the whole prompt."""
     window: int | None = None
     """As of `Budget`; None is 32, or a quarter of a small `total`."""
+    layers: str | None = None
+    """As of `Budget`, for a text that does not say; None is even."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", _normalised(self.text))
+        amount, *more = self.text.split(":", 1)
+        text = ":".join([_normalised(amount), *(part.strip() for part in more)])
+        object.__setattr__(self, "text", text)
+        layer_shares.check(self.sharing)
         if isinstance(self.sinks, str) and self.sinks != PROMPT:
             raise UserError(
                 f"budget: sinks must be a whole number >= 0, or {PROMPT}, got {self.sinks!r}"
@@ -126,7 +150,21 @@ class BudgetSpec:
     @property
     def is_share(self) -> bool:
         """Whether its slots depend on a sequence's length."""
-        return self.text.endswith("%")
+        return self.amount.endswith("%")
+
+    @property
+    def amount(self) -> str:
+        """Slots or share alone."""
+        return self.text.partition(":")[0]
+
+    @property
+    def sharing(self) -> str:
+        """How layers share: what the text says, else `layers`."""
+        return self.text.partition(":")[2] or self.layers or layer_shares.EVEN
+
+    def with_total(self, total: int) -> str:
+        """The text of so many slots that are shared as this one says."""
+        return ":".join([str(total), *self.text.split(":", 1)[1:]])
 
     def of(self, length: int | None) -> Budget:
         """The budget of a sequence of `length` tokens (prompt + max_new_tokens), rounded up.
@@ -135,17 +173,18 @@ class BudgetSpec:
             ValueError: a share without a length, or one of which nothing is left to choose.
         """
         if not self.is_share:
-            total = int(self.text)
+            total = int(self.amount)
         elif length is None:
             raise UserError(
                 f"budget {self.text!r}: a ratio needs a length (prompt + max_new_tokens)"
             )
         else:
-            total = math.ceil(Fraction(self.text[:-1]) * length / 100)
+            total = math.ceil(Fraction(self.amount[:-1]) * length / 100)
         window = min(WINDOW, total // 4) if self.window is None else self.window
         if isinstance(self.sinks, str):
-            return Budget(total, 0, window, keeps_prompt=True)
-        return Budget(total, SINKS if self.sinks is None else self.sinks, window)
+            return Budget(total, 0, window, keeps_prompt=True, layers=self.sharing)
+        sinks = SINKS if self.sinks is None else self.sinks
+        return Budget(total, sinks, window, layers=self.sharing)
 
     def __str__(self) -> str:
         return self.text

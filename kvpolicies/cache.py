@@ -16,11 +16,12 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from kvpolicies import room
-from kvpolicies.admission import scheduled
+from kvpolicies.admission import scheduled_layers
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
+from kvpolicies.layer_shares import mean
 from kvpolicies.passing import PassingLayer
-from kvpolicies.policy import Geometry, Policy, Schedule
+from kvpolicies.policy import Geometry, Policy, Schedule, Schedules, each
 from kvpolicies.rows import Counts, Move
 from kvpolicies.sliding import Sliding, sliding_budget
 from kvpolicies.slots import SlotGroup
@@ -51,7 +52,8 @@ class FixedBudgetCache(Cache):
         budget: one `Budget` for all rows, an int or text such as `"1024"`, or one Budget a prompt
             of the batch. A paper's own rule (`faithful=True`) depends on prompt and limit: give it
             `policy.schedule(budget.for_prompt(n), n, max_new_tokens)` for each prompt of n tokens;
-            so does a budget with `sinks="prompt"`.
+            so does a budget with `sinks="prompt"`. In such a list a tuple of schedules is
+            one prompt's: one for each layer that is evicted.
         request_ids: what identifies each prompt of the batch in any other (default: 0 for all);
             policies that draw random numbers seed them with it, as `generate` does.
         slots: slots to allocate a head; default the largest budget. Fewer suffice when sequences
@@ -70,7 +72,7 @@ class FixedBudgetCache(Cache):
         self,
         model: Any,
         policy: Policy | str,
-        budget: Budget | Schedule | str | int | Sequence[Budget | Schedule],
+        budget: Budget | Schedule | str | int | Sequence[Budget | Schedules],
         *,
         request_ids: Sequence[int] | None = None,
         slots: int | None = None,
@@ -92,7 +94,8 @@ class FixedBudgetCache(Cache):
         if not self.schedules:
             raise UserError("FixedBudgetCache: no budget given")
         self.request_ids = [0] if request_ids is None else [int(i) for i in request_ids]
-        self.slots = max(s.capacity for s in self.schedules) if slots is None else slots
+        most = max(s.capacity for given in self.schedules for s in each(given))
+        self.slots = most if slots is None else slots
         if trace and max_length < 1:
             raise UserError("FixedBudgetCache: a trace needs max_length, the longest sequence")
         if trace and self.policy.rerotates:
@@ -113,8 +116,12 @@ class FixedBudgetCache(Cache):
         self._passing = [PassingLayer() for _ in range(self.shape.layers)]
         super().__init__(layers=[*self._passing])
 
-    def _schedule(self, budget: Budget | Schedule | str | int) -> Schedule:
-        if isinstance(budget, Schedule):
+    def _schedule(self, budget: Budget | Schedules | str | int) -> Schedules:
+        if isinstance(budget, tuple) and len(budget) != self.shape.evicted:
+            raise UserError(
+                f"FixedBudgetCache: {len(budget)} schedules given for {self.shape.evicted} layers"
+            )
+        if isinstance(budget, Schedule | tuple):
             return budget
         budget = Budget.parse(budget)
         if self.policy.own_rule or budget.keeps_prompt:
@@ -123,7 +130,13 @@ class FixedBudgetCache(Cache):
                 "it policy.schedule(budget.for_prompt(n), n, max_new_tokens) for each prompt of n "
                 "tokens"
             )
-        return scheduled(self.policy, budget, 0, 0)
+        return scheduled_layers(self.policy, budget, 0, 0, self.shape.evicted)
+
+    def _of_layer(self, schedules: Schedules, layer: int) -> Schedule:
+        """What a sequence's schedule is in one of the layers that are evicted."""
+        if isinstance(schedules, Schedule):
+            return schedules
+        return schedules[self.shape.full.index(layer)]
 
     def set_attached(self, attached: bool) -> None:
         """Called by `attach`: without it, new keys would go nowhere."""
@@ -162,16 +175,22 @@ class FixedBudgetCache(Cache):
             rows, s.heads, s.groups, self.slots, s.head_dim, dtype, device, self.max_length,
             s.first_head,
         )  # fmt: skip
-        groups: dict[int | None, list[int]] = {}
+        # Layers whose rows hold equally many slots: of one span, and of one share of the budget.
+        groups: dict[tuple[int | None, tuple[Schedule, ...]], list[int]] = {}
+        uneven = any(isinstance(given, tuple) for given in self.schedules)
         for i, span in enumerate(s.spans):
-            groups.setdefault(span, []).append(i)
+            shares = uneven and span is None
+            schedules = [self._of_layer(given, i) for given in self.schedules] if shares else []
+            groups.setdefault((span, tuple(schedules)), []).append(i)
         self.groups, self.layer_index = [], [(0, 0)] * s.layers
-        for span, layers in groups.items():
+        for (span, schedules), layers in groups.items():
             own, policy = geometry, self.policy
             if span is not None:
                 most = sliding_budget(span).total
                 own = replace(geometry, slots=min(most, self.max_length or most))
                 policy = Sliding()
+            elif schedules:
+                own = replace(geometry, slots=min(self.slots, max(x.capacity for x in schedules)))
             for y, layer in enumerate(layers):
                 self.layer_index[layer] = (len(self.groups), y)
             ropes, outputs = [self.ropes[i] for i in layers], None
@@ -232,16 +251,17 @@ class FixedBudgetCache(Cache):
         return self.groups[0].geometry.rows if self.groups else 0
 
     def start(
-        self, row: int, schedule: Schedule, seed: int = 0, futures: Sequence[Any] | None = None
+        self, row: int, schedule: Schedules, seed: int = 0, futures: Sequence[Any] | None = None
     ) -> None:
         """Empties a row and gives it to a new sequence, identified by `seed` in any batch.
 
         `futures` is the recording of the sequence's full run, one a layer (recording.py).
         """
         for group in self.groups:
-            own = schedule
             if group.span is not None:
                 own = group.policy.schedule(sliding_budget(group.span), 0, 0)
+            else:
+                own = self._of_layer(schedule, group.layers[0])
             group.reset(row, own, seed, futures and [futures[i] for i in group.layers])
 
     def move_row(self, source: int, destination: int) -> None:
@@ -263,9 +283,9 @@ class FixedBudgetCache(Cache):
         """Starts every row anew; the memory stays."""
         super().reset()
         self.forward, self.history, self._columns = None, [], 0
-        for row in range(self.rows):
-            counts = self.evicting.rows
-            self.start(row, counts.schedule(row), counts.seeds[row])
+        for group in self.groups:
+            for row in range(self.rows):
+                group.reset(row, group.rows.schedule(row), group.rows.seeds[row])
 
     def begin(self, counts: Counts, *, scheduled: bool = False, fixed: Any = None) -> None:
         """Plans a forward, and opens the first move of every row in all layers.
@@ -326,20 +346,37 @@ class FixedBudgetCache(Cache):
             most: a bound for policies that evict nothing. Others keep the steps of their budget,
                 so that no forward brings more than the row can hold.
         """
-        free = self.evicting.rows.room(row, prompt=True)[1]
+        # Of layers that share unevenly, what the largest takes at once: the others take more moves.
+        free = max(group.rows.room(row, prompt=True)[1] for group in self._evicting)
         return min(remaining, free if most is None or self.policy.evicts else min(free, most))
 
-    def max_slots(self, row: int) -> int:
+    def max_slots(self, row: int, tokens: int | None = None) -> int:
         """The most slots that any head has held for the row's sequence.
 
+        Of layers that share unevenly the mean, rounded up: above the budget if their sum is.
         Layers with a sliding window aside, unless there are no others: see sliding.py.
+
+        Args:
+            tokens: no more than so many, where some were processed that do not count.
         """
-        return self.evicting.rows.peak[row]
+        slots = self.layer_slots(row)
+        return mean(slots if tokens is None else [min(n, tokens) for n in slots])
+
+    def layer_slots(self, row: int) -> list[int]:
+        """The most slots that any head has held for the row's sequence, by layer that is evicted,
+        in the model's order."""
+        peaks = {y: g.rows.peak[row] for g in self._evicting for y in g.layers}
+        return [peaks[y] for y in sorted(peaks)]
+
+    @property
+    def _evicting(self) -> list[SlotGroup]:
+        return [group for group in self.groups if group.span is None] or self.groups[:1]
 
     @property
     def evicting(self) -> SlotGroup:
-        """The layers that the policy evicts: the full ones, or, where all slide, those."""
-        return next((group for group in self.groups if group.span is None), self.groups[0])
+        """Layers that the policy evicts: of the full ones, or, where all slide, those. What rows
+        have seen is the same in all; where layers share unevenly, how much they hold is not."""
+        return self._evicting[0]
 
     def times(self, row: int, n: int) -> Tensor:
         """Eviction times [layers, H, n] int32 of the row's first n tokens, if they are recorded."""

@@ -49,6 +49,9 @@ class Deployment(Form):
     window: int | None = option(
         None, "newest tokens that are never evicted; default 32, or total/4"
     )
+    layers: str | None = option(
+        None, "how layers share the budget: even, pyramid, or a file of revisit --profile"
+    )
     max_new_tokens: int = option(512, "most new tokens a prompt", least=1)
     max_length: int | None = option(
         None,
@@ -78,8 +81,8 @@ class Deployment(Form):
 
     @property
     def budget_spec(self) -> BudgetSpec:
-        """The budget with its sinks and window."""
-        return BudgetSpec(self.budget, self.sinks, self.window)
+        """The budget with its sinks, window and layers."""
+        return BudgetSpec(self.budget, self.sinks, self.window, self.layers)
 
 
 def from_mapping(cls: type[Config], mapping: Any, where: str) -> Config:

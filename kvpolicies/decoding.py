@@ -16,7 +16,7 @@ from kvpolicies.errors import whole
 from kvpolicies.fixed import check_mode
 from kvpolicies.generation import Generation
 from kvpolicies.loop import Loop, OnLogits
-from kvpolicies.policy import Geometry, Policy
+from kvpolicies.policy import Geometry, Policy, each
 from kvpolicies.positions import check_positions, check_words
 from kvpolicies.registry import resolve
 from kvpolicies.sampling import Sampling
@@ -52,7 +52,8 @@ def generate(
         prompts: token ids of each prompt, at least one token each.
         policy: a policy or its spec, such as `"beacon(n_beacon=8)"`.
         budget: slots of a KV head, or a ratio such as `"25%"` of prompt + max_new_tokens, taken
-            for each prompt; `full` needs none and gets prompt + max_new_tokens.
+            for each prompt; `full` needs none and gets prompt + max_new_tokens. `"133:pyramid"`
+            shares it out among layers (layer_shares.py).
         max_new_tokens: one limit, or one a prompt.
         batch_size: rows decoded together (default: all prompts); the others wait.
         eos_token_id: stop tokens (default: the model's generation config).
@@ -90,6 +91,7 @@ def generate(
         sampling,
         request_ids or range(len(prompts)),
         forced,
+        inspect_model(model, chosen).evicted,
         _sizes(model, chosen) if charge_state else None,
     )
     if not requests:
@@ -102,7 +104,7 @@ def generate(
         model,
         chosen,
         [r.schedule for r in requests],
-        slots=min(longest, max(r.schedule.capacity for r in requests)),
+        slots=min(longest, max(s.capacity for r in requests for s in each(r.schedule))),
         max_length=longest,
         trace=trace,
     )  # refuses a model that cannot run at all

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kvpolicies.layer_shares import mean
+from kvpolicies.policy import each
 from kvpolicies.trace import NEVER, EvictionTrace
 
 if TYPE_CHECKING:
@@ -29,9 +31,10 @@ class Generation:
     seconds: float
     """Its share of the wall clock: a forward's time is divided equally among its rows."""
     max_slots: int
-    """The most slots any KV head held."""
+    """The most slots any KV head held; where layers share unevenly, the mean over them (which is
+    above the budget if and only if their sum is)."""
     budget_total: int
-    """Slots of its budget, by a paper's own rule where that was chosen."""
+    """Slots of its budget, by a paper's own rule where that was chosen; of layers, their mean."""
     asked_slots: int
     """Slots that were asked for; fewer than `budget_total` under a paper's own rule only."""
     cache_bytes: int
@@ -56,8 +59,8 @@ def finished(cache: FixedBudgetCache, request: Request, finish: str) -> Generati
         prompt_tokens=len(r.prompt),
         seconds=r.seconds,
         processor=r.processor,
-        max_slots=min(cache.max_slots(r.row), r.fed),
-        budget_total=r.schedule.capacity,
+        max_slots=cache.max_slots(r.row, r.fed),
+        budget_total=mean([s.capacity for s in each(r.schedule)]),
         asked_slots=r.budget.total,
         cache_bytes=cache.cache_bytes(),
         state_bytes=cache.state_bytes(),

@@ -118,6 +118,15 @@ class Schedule:
         return max(0, min(self.window, length - self.sinks - n_drop))
 
 
+Schedules = Schedule | tuple[Schedule, ...]
+"""A sequence's schedule in every layer that is evicted, or one each, in the model's order."""
+
+
+def each(schedules: Schedules) -> tuple[Schedule, ...]:
+    """The different layers' schedules; one that all share is a layer like any other."""
+    return (schedules,) if isinstance(schedules, Schedule) else schedules
+
+
 @dataclass(frozen=True)
 class Observation:
     """What one processing step of n tokens shows to a policy (all rows process the same n).

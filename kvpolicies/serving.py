@@ -17,14 +17,16 @@ from typing import Any
 import torch
 
 from kvpolicies.adapter import attach
-from kvpolicies.admission import Request, admit, asked_for, scheduled
-from kvpolicies.budget import AnyBudget
+from kvpolicies.admission import Request, admit, asked_for, scheduled_layers
+from kvpolicies.architecture import inspect_model
+from kvpolicies.budget import AnyBudget, Budget
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.decoding import stop_set
 from kvpolicies.errors import UserError, whole
 from kvpolicies.fixed import check_mode
+from kvpolicies.layer_shares import EVEN
 from kvpolicies.loop import Loop
-from kvpolicies.policy import Policy, check_deployable
+from kvpolicies.policy import Policy, check_deployable, each
 from kvpolicies.registry import resolve
 from kvpolicies.sampling import Sampling
 
@@ -59,7 +61,8 @@ class Engine:
         Raises:
             UserError: for an empty prompt, one that is too long, or a budget impossible for it.
         """
-        (request,) = admit(self.policy, [prompt], self.budget, limit, sampling, [0], None)
+        layers = self.loop.cache.shape.evicted
+        (request,) = admit(self.policy, [prompt], self.budget, limit, sampling, [0], None, layers)
         if len(request.prompt) + limit > self.max_length:
             raise UserError(
                 f"a prompt of {len(request.prompt)} tokens and {limit} new ones are more than "
@@ -114,14 +117,30 @@ def serving(
         whole(prefill_chunk, 1, "prefill_chunk")
     mode = check_mode(step, chosen, next(model.parameters()).device)
     largest = asked_for(chosen, budget, max_length, max_length)
-    schedule = scheduled(chosen, largest, 1, max_length - 1)
+    if largest.layers != EVEN and chosen.evicts:
+        _check_fixed(chosen, budget)
+    layers = inspect_model(model, chosen).evicted
+    schedule = scheduled_layers(chosen, largest, 1, max_length - 1, layers)
     # What a paper's own rule holds follows from the prompt, but is never more than the sequence.
-    slots = max_length if chosen.own_rule else min(max_length, schedule.capacity)
-    cache = FixedBudgetCache(model, chosen, schedule, slots=slots, max_length=max_length)
+    most = max(one.capacity for one in each(schedule))
+    slots = max_length if chosen.own_rule else min(max_length, most)
+    cache = FixedBudgetCache(model, chosen, [schedule], slots=slots, max_length=max_length)
     with attach(model, cache), torch.no_grad():
         stops = stop_set(model, eos_token_id)
         loop = _allocated(model, cache, rows, stops, mode, prefill_chunk)
         yield Engine(loop, chosen, budget, rows, max_length)
+
+
+def _check_fixed(policy: Policy, budget: AnyBudget) -> None:
+    """Raises UserError where requests would differ in how layers share a budget: slots of a layer
+    are allocated once, before any request is there."""
+    spec = Budget.parse(budget, length=1 << 20)
+    shorter = Budget.parse(budget, length=1 << 19)
+    if policy.own_rule or spec.keeps_prompt or spec.total != shorter.total:
+        raise UserError(
+            f"layers {spec.layers}: a server needs a budget that is the same for every request: "
+            "a number of slots, no share, no sinks: prompt, no paper's own rule"
+        )
 
 
 def _allocated(

@@ -3,6 +3,7 @@
     kvpolicies revisit                                            the embedded model, ledger traces
     kvpolicies revisit --traces results/study                     what full wrote in a study
     kvpolicies revisit --model smollm2 --traces solutions.jsonl --problems 4
+    kvpolicies revisit --policies full --profile shares.yaml      what each layer needs (`layers:`)
 
 Options may stand in a YAML file too, `kvpolicies revisit my.yaml`; those on the command line win.
 The same command again continues a run that was stopped.
@@ -34,6 +35,8 @@ def run(args: argparse.Namespace) -> int:
 
     with claims.reporting(Path(resolved.out)):
         summary = page.write(Path(resolved.out), resolved, rows)
+        if resolved.profile:
+            page.write_profile(Path(resolved.profile), resolved, rows)
     for sentence in summary["sentences"]:
         print(sentence)
     _print_losses(summary)

@@ -26,6 +26,8 @@ BINS = 25
 LOCAL, GLOBAL = 0, 1
 # What is counted, and how much of it a policy has lost: in this order.
 LOSSES = ("revisits", "mass", "far", "all")
+NEEDED = 0.95
+"""Of a query's attention: a layer needs as many keys as hold so much."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,9 @@ class LayerFigures:
     """[4] as LOSSES: revisits; their mass; all mass given to far keys; all mass."""
     lost: Tensor
     """[cells, 4] of it, what went to keys that were evicted by then."""
+    needs: Tensor
+    """[1] keys that hold `NEEDED` of a query's attention, summed over all its queries; 0 where they
+    are not counted."""
 
 
 @torch.no_grad()
@@ -56,6 +61,7 @@ def look(
     first: int,
     rule: Rule,
     times: Sequence[Tensor],
+    needs: bool = False,
 ) -> LayerFigures:
     """Reads one layer's attention of one sequence.
 
@@ -64,20 +70,21 @@ def look(
         keys: [H, S, D], post-RoPE.
         first: position of the first query that counts, S - N.
         times: eviction times [H, S] int32 at this layer, one a policy and budget.
+        needs: count the keys that a query needs.
     """
     heads = []
     for h in range(keys.shape[0]):
         sink = None if softmax.sink is None else softmax.sink[h : h + 1]
         own = replace(softmax, sink=sink)
         gone = [e[h].to(keys.device) for e in times]
-        heads.append(_look_at_head(queries[h], keys[h], own, first, rule, gone))
+        heads.append(_look_at_head(queries[h], keys[h], own, first, rule, gone, needs))
     by_definition = torch.stack([head.by_definition for head in heads], dim=1)
     sums = [[getattr(head, name) for head in heads] for name in _SUMS]
     own = torch.stack([head.is_global for head in heads])
     return LayerFigures(by_definition, own, *(torch.stack(parts).sum(0) for parts in sums))
 
 
-_SUMS = ("histogram", "received", "revisits", "totals", "lost")
+_SUMS = ("histogram", "received", "revisits", "totals", "lost", "needs")
 
 
 def _look_at_head(
@@ -87,12 +94,14 @@ def _look_at_head(
     first: int,
     rule: Rule,
     times: list[Tensor],
+    needs: bool,
 ) -> LayerFigures:
     length = keys.shape[0]
     double = {"dtype": _DOUBLE, "device": keys.device}
     histogram, received = torch.zeros(2, BINS, **double), torch.zeros(length, **double)
     revisits, totals = torch.zeros(length, **double), torch.zeros(4, **double)
     lost, classes = torch.zeros(len(times), 4, **double), []
+    needed = torch.zeros(1, **double)
     # The widest first: what it gives back holds all others, while blocks that widen would each ask
     # the allocator for more.
     for begin in reversed(range(first, length, BLOCK)):
@@ -104,12 +113,14 @@ def _look_at_head(
         totals += pairs.sum((1, 2), dtype=_DOUBLE)
         revisits[:end] += pairs[0].sum(0, dtype=_DOUBLE)
         received[:end] += pairs[2].sum(0, dtype=_DOUBLE)
+        if needs:
+            needed += block.needed()
         for cell, e in enumerate(times):
             evicted = e[:end] <= block.positions[:, None]
             lost[cell] += (pairs * evicted).sum((1, 2), dtype=_DOUBLE)
     both = torch.cat(classes[::-1], dim=-1).cpu()
     chosen = both[0 if rule.definition == "top-k" else 1]
-    rest = (x.cpu() for x in (histogram, received, revisits, totals, lost))
+    rest = (x.cpu() for x in (histogram, received, revisits, totals, lost, needed))
     return LayerFigures(both, chosen, *rest)
 
 
@@ -162,6 +173,11 @@ class _Block:
         mass = (self.weights * revisits).sum(0)
         whole = self.weights.sum(0)
         return torch.stack([revisits.sum(0).float(), mass, whole * far, whole])
+
+    def needed(self) -> Tensor:
+        """Keys that hold `NEEDED` of a query's attention (to keys), the fewest, summed."""
+        held = self.weights.sort(dim=-1, descending=True).values.cumsum(-1)
+        return (held < NEEDED * held[..., -1:]).sum(-1).add(1).sum()
 
     def histogram(self) -> Tensor:
         """[2, BINS] float64."""

@@ -12,6 +12,8 @@ from kvpolicies.models.form import Form
 from kvpolicies.options import option
 
 DEFINITIONS = ("top-k", "weighted")
+COUNTED = "counted"
+"""Stands in run.json for a profile's file."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,9 @@ class Revisit(Form):
     seed: int = option(0, "of the random policy and of the bootstrap", least=0)
     dtype: str = option("float32", f"of weights and cache: {', '.join(DTYPES)}", choices=DTYPES)
     device: str = option("auto", "auto, cpu, cuda")
+    profile: str = option(
+        "", "count the keys that each layer needs, and write its shares to this file (layers:)"
+    )
     out: str = option("results/revisit", "folder for revisit.json, CSVs, PNGs, revisit.html")
 
     def __post_init__(self) -> None:
@@ -112,6 +117,7 @@ class Revisit(Form):
     def identity(self) -> dict[str, Any]:
         """What run.json keeps: all but where results go."""
         values = {key: value for key, value in asdict(self).items() if key != "out"}
+        values["profile"] = COUNTED if self.profile else ""  # wherever it is written
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 

@@ -8,11 +8,13 @@ from typing import Any
 from kvpolicies.eval.display.figures import data_uri
 from kvpolicies.eval.display.pages import render
 from kvpolicies.eval.revisit import summary as summaries
+from kvpolicies.eval.revisit.attention import NEEDED
 from kvpolicies.eval.revisit.config import Revisit
 from kvpolicies.eval.revisit.figures import CAPTIONS, pages, write_figures
 from kvpolicies.eval.revisit.summary import losses_table
 from kvpolicies.eval.study import provenance
 from kvpolicies.files import write_text
+from kvpolicies.layer_shares import KEY
 
 __all__ = ["NAME", "losses_table", "write"]
 
@@ -51,6 +53,22 @@ def write(folder: Path, config: Revisit, rows: Sequence[Mapping[str, Any]]) -> d
     )
     write_text(folder / NAME, page)
     return summary
+
+
+def write_profile(path: Path, config: Revisit, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes what each layer needs as the shares of its budget: a file for `layers:`.
+
+    The mean over all queries of new tokens, as layers have it, of the traces in `rows`.
+    """
+    queries = sum(row["queries"] for row in rows)
+    every = [[need * row["queries"] / queries for need in row["needs"]] for row in rows]
+    shares = [float(f"{sum(layer):.6g}") for layer in zip(*every, strict=True)]
+    text = (
+        f"# Keys that hold {NEEDED:.0%} of a query's attention, the mean of each layer that sees "
+        f"all tokens:\n# {config.model}, {len(rows)} traces of {config.traces}, {queries:,} "
+        f"queries. Written by kvpolicies revisit --profile.\n{KEY}: {shares}\n"
+    )
+    write_text(path, text)
 
 
 def _text(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,7 +68,8 @@ def analyse(analysis: Setting, trace: Trace, evictions: Sequence[Evictions], pic
     config, model = analysis.config, analysis.model
     rule, first = Rule.of(config, len(trace.tokens)), len(trace.prompt)
     times = [evicted.times for evicted in evictions]
-    pass_ = _Pass(first, rule, times, analysis.ropes, Sample(config.queries) if pictured else None)
+    sample = Sample(config.queries) if pictured else None
+    pass_ = _Pass(first, rule, times, analysis.ropes, sample, bool(config.profile))
     ids = torch.tensor([trace.tokens], device=model.device)
     for rope in analysis.ropes:
         rope.prepare(len(trace.tokens), ids.device)
@@ -89,6 +90,7 @@ def analyse(analysis: Setting, trace: Trace, evictions: Sequence[Evictions], pic
             {"policy": p, "budget": b, "slots": evicted.slots, **lost}
             for (p, b), evicted, lost in zip(analysis.cells, evictions, pass_.losses(), strict=True)
         ],
+        **({"needs": pass_.needs()} if config.profile else {}),
         "picture": picture,
         "pieces": pieces(analysis.tokenizer, trace.tokens),
     }
@@ -104,17 +106,20 @@ class _Pass:
         times: list[Tensor],
         ropes: list[Rope],
         sample: Sample | None,
+        needs: bool,
     ) -> None:
         self.first, self.rule, self.times, self.ropes = first, rule, times, ropes
         self.sample, self.layers, self.cosines = sample, [], []
         self.counts: list[list[list[int]]] = []
         self.heads = 0
+        self.count_needs, self.needed = needs, []
         self.sums: dict[str, Tensor] = {}
 
     def see(self, seen: LayerActivations) -> None:
         queries, keys = seen.queries[0], seen.keys[0]
         times = [e[seen.layer] for e in self.times]
-        own = look(queries, keys, seen.softmax, self.first, self.rule, times)
+        own = look(queries, keys, seen.softmax, self.first, self.rule, times, self.count_needs)
+        self.needed.append(own.needs.item() / own.is_global.numel())
         self.layers.append(seen.layer)
         self.counts.append(own.by_definition.sum(-1).flatten(1).tolist())
         self.heads += own.is_global.shape[0] * own.is_global.shape[1]
@@ -151,6 +156,10 @@ class _Pass:
             "revisits": [int(x) for x in s["revisits"].tolist()],
             "totals": dict(zip(LOSSES, map(_short, s["totals"].tolist()), strict=True)),
         }
+
+    def needs(self) -> list[float | None]:
+        """Mean keys that a query needs, by layer (attention.NEEDED)."""
+        return [_short(x) for x in self.needed]
 
     def losses(self) -> list[dict[str, float | None]]:
         """What each policy and budget lost, as LOSSES."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvpolicies.admission import asked_for, scheduled
+from kvpolicies.admission import asked_for, scheduled_layers
 from kvpolicies.architecture import inspect_model, rotates_by_halves
 from kvpolicies.errors import UserError
 from kvpolicies.eval.revisit.config import Revisit
@@ -53,7 +53,8 @@ def check(analysis: Setting, traces: Sequence[Trace]) -> None:
             try:
                 length = len(trace.prompt) + len(trace.new)
                 own = asked_for(resolve(policy), budget, length, length)
-                scheduled(resolve(policy), own, len(trace.prompt), len(trace.new))
+                prompt, new = len(trace.prompt), len(trace.new)
+                scheduled_layers(resolve(policy), own, prompt, new, shape.evicted)
             except UserError as error:
                 raise UserError(f"budget {budget} of trace {trace.id!r}: {error}") from None
     for rope in analysis.ropes:  # what cannot be rotated so far is refused now

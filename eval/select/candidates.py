@@ -95,7 +95,8 @@ def deployed_budget(study: Study, cell: Cell, load: Load) -> str:
     """
     if cell.policy == FULL:
         return "100%"
-    return str(study.budget_spec(cell.budget).of(load.prompt + load.new).total)
+    spec = study.budget_spec(cell.budget)
+    return spec.with_total(spec.of(load.prompt + load.new).total)
 
 
 def gaps(bench: Bench, cell: Cell, other: Cell) -> np.ndarray:

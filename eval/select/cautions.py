@@ -64,7 +64,8 @@ def _slots(bench: Bench, winner: Candidate) -> list[str]:
         return []
     said, mine, say = [], bench.cells[winner.cell], macros(_SAID)
     low, high = int(mine.slots.min()), int(mine.slots.max())
-    if winner.cell.budget.endswith("%") and not low <= int(winner.budget) <= high:
-        said.append(say.other_slots(winner.cell.budget, low, high, bench, int(winner.budget)))
+    slots = int(winner.budget.partition(":")[0])
+    if "%" in winner.cell.budget and not low <= slots <= high:
+        said.append(say.other_slots(winner.cell.budget, low, high, bench, slots))
     idle = float((mine.prompts + mine.lengths <= mine.slots).mean())
     return said + ([say.idle(idle, winner.label, bench)] if idle >= 0.5 else [])

@@ -53,6 +53,9 @@ class Study(Form):
     window: int | None = option(
         None, "newest tokens that are never evicted; default 32, or budget/4"
     )
+    layers: str | None = option(
+        None, "how layers share a budget: even, pyramid, or a file of revisit --profile"
+    )
     problems: int | None = option(
         None, "problems, the first of the data; default: the task's own", least=1
     )
@@ -161,8 +164,8 @@ class Study(Form):
             self.budget_spec(budget)
 
     def budget_spec(self, budget: str) -> BudgetSpec:
-        """One of the budgets, with the study's sinks and window."""
-        return BudgetSpec(budget, self.sinks, self.window)
+        """One of the budgets, with the study's sinks, window and layers."""
+        return BudgetSpec(budget, self.sinks, self.window, self.layers)
 
     def identity(self) -> dict[str, Any]:
         """What run.json keeps: all but where it runs and where results go."""

@@ -98,7 +98,7 @@ def prepare(study: Study, kept: SharedModel, problems: list[Problem] | None = No
         what = f"the prompt of problem {request.problem.id!r}"
         check_positions(model, len(request.prompt), request.max_new_tokens, what)
     check_room(study, requests, model)
-    check_budgets(study, requests)
+    check_budgets(study, requests, inspect_model(model).evicted)
     told = asked.describe(study, requests, tokenizer)
     return Prepared(study, group, problems, model, tokenizer, requests, told)
 
@@ -160,9 +160,12 @@ def check_rows(study: Study, problems: int) -> None:
     room.check(rows * ROW, what, "lower problems or samples")
 
 
-def check_budgets(study: Study, requests: Sequence[StudyRequest]) -> None:
-    """Raises UserError if a budget is impossible for a request, or for a policy with it."""
-    from kvpolicies.admission import asked_for, scheduled
+def check_budgets(study: Study, requests: Sequence[StudyRequest], layers: int) -> None:
+    """Raises UserError if a budget is impossible for a request, or for a policy with it.
+
+    `layers`: those of the model that are evicted.
+    """
+    from kvpolicies.admission import asked_for, scheduled_layers
 
     policies = [resolve(name) for name in study.policies]
     for budget in map(study.budget_spec, study.budgets):
@@ -172,7 +175,7 @@ def check_budgets(study: Study, requests: Sequence[StudyRequest]) -> None:
                 budget.of(request.length)
                 for policy in policies:
                     own = asked_for(policy, budget, prompt + limit, request.length)
-                    scheduled(policy, own, prompt, limit)
+                    scheduled_layers(policy, own, prompt, limit, layers)
             except UserError as error:
                 where = f"problem {request.problem.id!r} ({request.length} tokens)"
                 raise UserError(f"budget {budget} of {where}: {error}") from None

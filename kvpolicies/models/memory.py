@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from kvpolicies.admission import asked_for, scheduled
+from kvpolicies.admission import asked_for, scheduled_layers
 from kvpolicies.budget import AnyBudget
 from kvpolicies.cache import FixedBudgetCache
 from kvpolicies.errors import UserError
-from kvpolicies.policy import Policy
+from kvpolicies.policy import Policy, each
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,14 @@ def predict(
 def _cache(
     model: Any, policy: Policy | str, budget: AnyBudget, prompt: int, new: int
 ) -> FixedBudgetCache:
+    from kvpolicies.architecture import inspect_model
     from kvpolicies.registry import resolve
 
     chosen, length = resolve(policy), prompt + new
-    schedule = scheduled(chosen, asked_for(chosen, budget, length, length), prompt, new)
-    slots = min(length, schedule.capacity)
-    return FixedBudgetCache(model, chosen, schedule, slots=slots, max_length=length)
+    asked, layers = asked_for(chosen, budget, length, length), inspect_model(model, chosen).evicted
+    schedule = scheduled_layers(chosen, asked, prompt, new, layers)
+    slots = min(length, max(one.capacity for one in each(schedule)))
+    return FixedBudgetCache(model, chosen, [schedule], slots=slots, max_length=length)
 
 
 def _words(model: Any) -> int:

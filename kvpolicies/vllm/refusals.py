@@ -6,6 +6,7 @@ from kvpolicies.architecture import inspect_model
 from kvpolicies.budget import BudgetSpec
 from kvpolicies.config import Deployment
 from kvpolicies.errors import UserError
+from kvpolicies.layer_shares import EVEN
 from kvpolicies.policy import Policy, check_deployable
 
 
@@ -33,9 +34,14 @@ def check_policy(policy: Policy, model: str = "", eager: bool = True) -> None:
 
 
 def check_budget(spec: BudgetSpec, policy: Policy) -> None:
-    """Raises UserError for a budget that depends on a request, for all pages are of one size."""
+    """Raises UserError for a budget that depends on a request or a layer, for all pages are of one
+    size."""
     if not policy.evicts:
         return
+    if spec.sharing != EVEN:
+        raise UserError(
+            f"layers {spec.sharing}: vLLM's pages are of one size in every layer; use layers: even"
+        )
     if spec.is_share:
         raise UserError(
             f"budget {spec}: vLLM's pages are of one size; name slots, and let a request ask for "

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvpolicies.architecture import find_ropes
 from kvpolicies.eval.revisit import attention
-from kvpolicies.eval.revisit.attention import BINS, BLOCK, LOSSES, bounds, largest, look
+from kvpolicies.eval.revisit.attention import BINS, BLOCK, LOSSES, NEEDED, bounds, largest, look
 from kvpolicies.eval.revisit.config import Revisit, Rule
 from kvpolicies.eval.revisit.evictions import decode
 from kvpolicies.eval.revisit.rows import analyse
@@ -95,6 +95,7 @@ def test_a_row_equals_a_brute_force(family, heads, kv_heads, prompt, new, option
     config = Revisit(
         policies=("streaming", "h2o"),
         budgets=("16", "75%"),
+        profile="shares.yaml",
         k=options.get("k", 12),
         distance=9.0,
         scale_below=0,
@@ -107,6 +108,10 @@ def test_a_row_equals_a_brute_force(family, heads, kv_heads, prompt, new, option
     row = analyse(analysis, trace, evictions, pictured=True)
     rule = Rule.of(config, len(trace.tokens))
     sums: dict[str, np.ndarray] = {}
+    for layer, weights in enumerate(eager(model, trace.tokens)):
+        late = np.sort(weights[:, prompt:], axis=-1)[..., ::-1].cumsum(-1)
+        needed = 1 + (late < NEEDED).sum(-1)
+        np.testing.assert_allclose(row["needs"][layer], needed.mean(), rtol=1e-6)
     for layer, weights in enumerate(eager(model, trace.tokens)):
         for head, own in enumerate(weights):
             times = np.stack([e.times[layer, head // (heads // kv_heads)] for e in evictions])

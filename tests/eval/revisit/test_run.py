@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from kvpolicies.budget import BudgetSpec
 from kvpolicies.cli import main
 from kvpolicies.eval.revisit import page, summary
 from kvpolicies.eval.revisit.config import Revisit
 from kvpolicies.eval.revisit.run import run
 from kvpolicies.eval.revisit.traces import find
+from kvpolicies.layer_shares import shares_of
 
 OPTIONS = {
     "length": "70", "problems": "3", "batch-size": "2", "policies": "streaming,full",
@@ -145,6 +147,25 @@ def test_what_full_wrote_in_a_study_is_a_source(small_study, tmp_path):
         find(Revisit(**options, wrapper="a {prompt}"))
     found = page.write(tmp_path / "out", config, rows)
     assert found["losses"] == [] and summary.losses_table(found)[1] == []
+
+
+def test_a_profile_is_a_file_for_layers(tmp_path, capsys, folder):
+    file, out = tmp_path / "shares.yaml", tmp_path / "out"
+    assert main(command(out, policies="full", profile=str(file))) == 0
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    shares = [float(x) for x in shares_of(str(file), 4)]
+    queries = sum(row["queries"] for row in rows)
+    for layer, share in enumerate(shares):
+        whole = sum(row["needs"][layer] * row["queries"] for row in rows)
+        assert share == pytest.approx(whole / queries, rel=1e-5)
+    totals = [b.total for b in BudgetSpec(f"133:{file}").of(None).by_layer(4)]
+    assert sum(totals) == 4 * 133
+    ordered = sorted(range(4), key=lambda i: shares[i])
+    assert [totals[i] for i in ordered] == sorted(totals)
+    # What was analysed without counting is not gone on with.
+    shutil.copytree(folder, tmp_path / "uncounted")
+    assert main(command(tmp_path / "uncounted", profile=str(file))) == 2
+    assert "profile ( -> counted)" in capsys.readouterr().err
 
 
 def test_worked_solutions_are_a_source(tmp_path):
