@@ -34,6 +34,10 @@ COMMANDS = {
         "choose a policy and budget to deploy, from studies and constraints",
     ),
     "train": ("kvpolicies.train.commands.train", "train the scorer of a learned policy"),
+    "import": (
+        "kvpolicies.train.commands.importing",
+        "turn published weights of a scorer into this package's format",
+    ),
     "calibrate": (
         "kvpolicies.train.commands.calibrate",
         "take the statistics of a model that triattention needs",

@@ -43,9 +43,12 @@ POLICIES = {
     "kvpop_mlp": "kvpolicies.learned.kvpop:KVpopMLP",
     "dms": "kvpolicies.learned.dms:DMS",
     "trimkv": "kvpolicies.learned.trimkv:TrimKV",
+    "kvzap": "kvpolicies.learned.kvzap:KVzap",
+    "fastkvzip": "kvpolicies.learned.fastkvzip:FastKVzip",
 }
 
-ON_REQUEST = ("expected", "raas", "gkv", "vase", "criticalkv", "dropkv", "longflow", "triattention")
+ON_REQUEST = ("expected", "raas", "gkv", "vase", "criticalkv", "dropkv", "longflow", "triattention",
+              "kvzap", "fastkvzip")  # fmt: skip
 """Those of ours that a study runs when they are asked for, or all are."""
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from kvpolicies.architecture import inspect_model
 from kvpolicies.errors import UserError
 from kvpolicies.learned import saving
-from kvpolicies.learned.config import ScorerConfig
+from kvpolicies.learned.config import KINDS, ScorerConfig
 
 # What decides a model's keys, values and layer inputs, its weights aside; neither paths nor dtype
 # nor transformers' version.
@@ -101,6 +101,7 @@ def config_for(model: Any, kind: str, **options: Any) -> ScorerConfig:
         heads=shape.heads,
         head_dim=shape.head_dim,
         input_size=model.config.get_text_config(decoder=True).hidden_size,
+        groups=shape.groups if kind in KINDS and KINDS[kind].needs_groups else 0,
         base=fingerprint(model),
         **options,
     )

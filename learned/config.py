@@ -27,7 +27,7 @@ class ScorerConfig:
     """
 
     kind: str
-    """Which policy's: kvpop, kvpop_mlp, dms or trimkv."""
+    """Which policy's: kvpop, kvpop_mlp, dms, trimkv, kvzap or fastkvzip."""
     layers: tuple[int, ...]
     """Layers of the model that are evicted, by index: the full ones."""
     heads: int
@@ -35,7 +35,9 @@ class ScorerConfig:
     head_dim: int
     """D."""
     input_size: int = 0
-    """E, the size of the attention's input (dms and trimkv read it)."""
+    """E, the size of the attention's input, for kinds that read it: all but kvpop's."""
+    groups: int = 0
+    """G, query heads a KV head, which fastkvzip's gates are of."""
     window: int = 256
     """w: kvpop decides about a token when it leaves a window of so many tokens; a budget's window
     may be larger, and not smaller."""
@@ -44,7 +46,8 @@ class ScorerConfig:
     memory: int = 0
     """kvpop: M, rows and columns of the mLSTM's memory; 0 = head_dim."""
     hidden: int = 0
-    """Hidden units: of kvpop_mlp a head, 0 = 2 D; of trimkv a layer, 0 = 512."""
+    """Hidden units: of kvpop_mlp a head, 0 = 2 D; of trimkv a layer, 0 = 512; of kvzap, 0 = a
+    linear map. The rank of fastkvzip's gates, 0 = 16."""
     features: str = "post_rope"
     """Keys as kvpop and kvpop_mlp see them: as cached, or turned back ("pre_rope")."""
     decay: bool = True
@@ -69,6 +72,8 @@ class ScorerConfig:
         for name in ("memory", "hidden", "window"):
             whole(getattr(self, name), 0, f"scorer: {name}", 1 << 20)
         whole(self.input_size, 1 if self.needs_input else 0, "scorer: input_size", 1 << 20)
+        least = int(self._kind.needs_groups)
+        whole(self.groups, least, "scorer: groups", 1 << 10)
         for layer in self.layers:
             whole(layer, 0, "scorer: layers", 1 << 20)
         if not self.layers or len(set(self.layers)) < len(self.layers):

@@ -32,6 +32,8 @@ class Kind:
     """ "module:Class" of a layer's net."""
     needs_input: bool = False
     """Reads the attention's input instead of keys and values."""
+    needs_groups: bool = False
+    """Has weights for each query head of a KV head."""
     lag: Callable[[ScorerConfig], int] = lambda config: 0
     """Tokens after which a token is scored."""
     state_shapes: Callable[[ScorerConfig], Mapping[str, tuple[int, ...]]] = _nothing
@@ -66,5 +68,18 @@ KINDS: dict[str, Kind] = {
         hidden=lambda d: 512,
         held=lambda c, n: 3 * n * c.hidden,
         same_order=False,
+    ),
+    "kvzap": Kind(
+        net="kvpolicies.learned.kvzip:LogScore",
+        needs_input=True,
+        hidden=lambda d: 0,
+        held=lambda c, n: 2 * n * c.hidden,
+    ),
+    "fastkvzip": Kind(
+        net="kvpolicies.learned.kvzip:SinkGate",
+        needs_input=True,
+        needs_groups=True,
+        hidden=lambda d: 16,
+        held=lambda c, n: n * c.heads * c.groups * (3 * c.hidden + 3 * 16),
     ),
 }

@@ -169,7 +169,7 @@ class Learned(Policy):
         return view.slot_state["score"]
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def _loaded(
     folder: Path, stamps: tuple[int, ...], device: torch.device, dtype: torch.dtype
 ) -> Scorer:

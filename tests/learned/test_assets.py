@@ -12,12 +12,13 @@ from kvpolicies.eval.tasks import ledger
 from kvpolicies.learned.config import KINDS
 from kvpolicies.learned.policy import ASSETS
 from kvpolicies.models import embedded
-from kvpolicies.registry import resolve
+from kvpolicies.registry import ON_REQUEST, resolve
 from tests.support.models import prompts, tiny
 
 
 def test_default_studies_of_the_embedded_model_have_them_and_no_others() -> None:
-    assert set(KINDS) <= set(Study().resolved().policies)
+    assert set(KINDS) - set(ON_REQUEST) <= set(Study().resolved().policies)
+    assert set(KINDS) <= set(Study(policies=("all",)).resolved().policies)
     other = Study(model="smollm2", task="fidelity", data="x.jsonl").resolved().policies
     assert not set(KINDS) & set(other) and "beacon" in other
 

@@ -23,6 +23,9 @@ HUB: dict[str, dict[str, Any]] = {
     "kvpop_mlp": {"kind": "kvpop_mlp"},
     "dms": {"kind": "dms"},
     "trimkv": {"kind": "trimkv", "hidden": 32},
+    "kvzap": {"kind": "kvzap"},
+    "kvzap_mlp": {"kind": "kvzap", "hidden": 24},
+    "fastkvzip": {"kind": "fastkvzip"},
 }
 # As they start, scorers find all tokens about equal. Here is how far apart these find them.
 SPREAD = {"write": 0.3, "read": 0.5, "head": 0.5, "second": 0.3, "proj": 0.01, "first": 0.3}
@@ -51,6 +54,7 @@ def small(kind: str, **options: Any) -> ScorerConfig:
         "heads": 2,
         "head_dim": 8,
         "input_size": 16,
+        "groups": 2 if kind == "fastkvzip" else 0,
         "window": WINDOW,
     }
     return ScorerConfig(kind=kind, **{**sizes, **options})

@@ -35,7 +35,13 @@ OWN_RULES = [
 ]
 # Learned policies need a scorer: random ones, for the tiny model only (see scorers.py). Where
 # heads are drawn at random, tests/learned has the same properties at fixed sizes.
-NEEDING_INPUT = ["dms(scorer='random/dms')", "trimkv(scorer='random/trimkv', every=3)"]
+NEEDING_INPUT = [
+    "dms(scorer='random/dms')",
+    "trimkv(scorer='random/trimkv', every=3)",
+    "kvzap(scorer='random/kvzap')",
+    "kvzap(scorer='random/kvzap_mlp', every=3)",
+    "fastkvzip(scorer='random/fastkvzip')",
+]
 LEARNED = [
     "kvpop(scorer='random/kvpop')",
     "kvpop(scorer='random/kvpop_at_entry', every=4, block=3)",
