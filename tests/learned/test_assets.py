@@ -35,8 +35,8 @@ def test_it_runs_on_the_embedded_model_whatever_its_company(name: str) -> None:
 
 
 def test_another_model_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match="trained for Qwen3ForCausalLM of 4 layers"):
-        kvpolicies.generate(tiny(), prompts(20), "kvpop", 64, max_new_tokens=4)
+    with pytest.raises(UserError, match="made for Qwen3ForCausalLM of 4 layers"):
+        kvpolicies.generate(tiny(), prompts(20), "kvpop", 69, max_new_tokens=4)
 
 
 def test_what_ships_is_small() -> None:

@@ -20,7 +20,15 @@ def test_defaults_are_filled_in():
     assert study.policies == tuple(name for name in every if name not in ON_REQUEST)
     assert Study(policies=("all",)).resolved().policies == every
     assert Study(policies=("beacon(n_beacon=8)", "all")).resolved().policies[1:] == every
-    assert set(POLICIES) - set(asis) <= {"kvpop", "kvpop_mlp", "dms", "trimkv"}
+    assert set(POLICIES) - set(asis) <= {
+        "kvpop",
+        "kvpop_mlp",
+        "dms",
+        "trimkv",
+        "kvzap",
+        "fastkvzip",
+        "triattention",
+    }
     assert not any(policy.startswith("full") for policy in study.policies)
     assert study.resolved() == study
 
