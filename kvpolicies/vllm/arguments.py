@@ -61,6 +61,8 @@ def engine_arguments(config: Deployment, terms: Terms, policy: Policy) -> dict[s
         "dtype": config.dtype,
         "max_model_len": terms.max_length,
         "max_num_seqs": config.batch_size,
+        # A page a row, and vLLM's own: when all rows are busy they are neighbours, and one move.
+        "num_gpu_blocks_override": config.batch_size + 1,
         "seed": config.seed,
         "attention_backend": "CUSTOM",
         "worker_cls": "kvpolicies.vllm.worker.SlotWorker",

@@ -21,7 +21,7 @@ os.environ.update(
     VLLM_LOGGING_LEVEL="ERROR",
     VLLM_NO_USAGE_STATS="1",
 )
-BUDGET, NEW, LENGTH = 101, 200, 1024
+BUDGET, NEW, LENGTH = 101, 120, 1024
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,12 +15,11 @@ Tokens = Callable[..., list[list[int]]]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_whole_prompts_then_preempted_on_used_pages(
+def test_whole_prompts_thrown_out_twice(
     policy: str, prompts: list[list[int]], expected: Tokens, engine: Callable[..., Any]
 ) -> None:
-    """12 requests at 4 rows; then again, on pages that the first had, thrown out twice."""
+    """12 requests at 4 rows: each page has seen some; all that runs is thrown out twice."""
     llm = engine(policy)
-    assert tokens(llm, prompts) == expected(policy)
     assert interrupted(llm, prompts, steps=(30, 120)) == expected(policy)
     check_pages(llm, policy)
 
@@ -84,3 +83,13 @@ def test_memory_is_what_the_pages_take(engine: Callable[..., Any]) -> None:
 def test_a_vllm_that_would_share_prefixes_is_refused(engine: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="prefix caching"):
         engine("h2o", enable_prefix_caching=True)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("policy", ["streaming", "h2o"])
+def test_two_processes_that_share_the_heads(
+    policy: str, prompts: list[list[int]], expected: Tokens, engine: Callable[..., Any]
+) -> None:
+    """Tensor parallel: each holds one of the two KV heads, and evicts it by itself."""
+    llm = engine(policy, tensor_parallel_size=2, distributed_executor_backend="mp")
+    assert tokens(llm, prompts[:4]) == expected(policy)[:4]

@@ -17,6 +17,8 @@ from urllib.request import urlopen
 
 import pytest
 
+from tests.vllm.conftest import NEW
+
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 280
 
@@ -69,7 +71,7 @@ def test_the_server_streams_what_generate_gives(
 
     def ask(number: int, **extra: Any) -> Any:
         return client.completions.create(
-            model="embedded", prompt=prompts[number], max_tokens=200,
+            model="embedded", prompt=prompts[number], max_tokens=NEW,
             extra_body={"return_token_ids": True, **extra},
         )  # fmt: skip
 
@@ -77,7 +79,7 @@ def test_the_server_streams_what_generate_gives(
         answer = ask(number)
         assert answer.choices[0].token_ids == expected("h2o")[number]
         streamed = client.completions.create(
-            model="embedded", prompt=prompts[number], max_tokens=200, stream=True
+            model="embedded", prompt=prompts[number], max_tokens=NEW, stream=True
         )
         assert "".join(part.choices[0].text for part in streamed) == answer.choices[0].text
     fewer = ask(1, vllm_xargs={"kv_budget": 60})

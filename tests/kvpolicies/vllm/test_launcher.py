@@ -42,6 +42,7 @@ def test_a_deployment_becomes_vllms_arguments(
     assert "vllm.entrypoints.openai.api_server" in words
     assert option["--attention-backend"] == "CUSTOM"
     assert (option["--max-num-seqs"], option["--max-model-len"]) == ("16", "2048")
+    assert option["--num-gpu-blocks-override"] == "17"
     assert option["--served-model-name"] == "embedded"
     assert (Path(option["--model"]) / "config.json").is_file()
     assert "--no-enable-prefix-caching" in words

@@ -179,3 +179,16 @@ def test_tokens_that_do_not_follow_are_refused() -> None:
     engine.forward([(3, one, 0, 9)])
     with pytest.raises(UserError, match="page 3 has seen 9 tokens, and is given number 11"):
         engine.forward([(3, one, 11, 12)])
+
+
+def test_neighbouring_pages_that_decode_are_one_move() -> None:
+    """Whatever the order in which vLLM lists them."""
+    terms = Terms("h2o", "24", 2, 4, 80)
+    planner, schedule = Planner(PAGES, None, torch.device("cpu")), terms.schedule()
+    told = {page: Told(3, schedule, 0) for page in range(1, PAGES)}
+    order = [5, 2, 8, 1, 7, 3, 6, 4]
+    planner.plan([PageTokens(page, 3 * i, 3, 0) for i, page in enumerate(order)], told)
+    batches, fresh = planner.plan([PageTokens(p, i, 1, 3) for i, p in enumerate(order)], told)
+    assert len(batches) == len(batches[0].moves) == 1 and not fresh
+    assert batches[0].take[:, 0].tolist() == [order.index(page) for page in range(1, PAGES)]
+    assert batches[0].moves[0].rows == slice(1, PAGES)
