@@ -72,7 +72,7 @@ class Terms:
         """
         policy, spec = self.resolved(), BudgetSpec(self.budget, self.sinks, self.window)
         if budget is not None:
-            most = int(spec.text)
+            most = int(spec.amount)
             if not policy.evicts:
                 raise UserError(f"kv_budget: policy {policy} evicts nothing")
             if isinstance(budget, bool) or not isinstance(budget, int) or not 0 < budget <= most:

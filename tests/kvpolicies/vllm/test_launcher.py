@@ -79,6 +79,7 @@ def test_without_vllm_one_line_says_what_to_install(capsys: pytest.CaptureFixtur
         (["--policy", "kvpop", "--model", "other/model"], "made for model embedded"),
         (["--budget", "25%"], "pages are of one size"),
         (["--sinks", "prompt"], "could not be refused"),
+        (["--budget", "256:pyramid"], "layers"),
         (["--budget", "8", "--window", "8"], "leaves no slot"),
         (["--wrapper", "Q: {prompt}"], "wrapper"),
         (["--model", "x.gguf"], "no such file"),
@@ -146,6 +147,7 @@ def _sliding(found: Any) -> Any:
 def test_a_request_may_ask_for_less_and_for_no_more() -> None:
     terms = Terms("h2o", "256", None, None, 2048)
     assert terms.schedule(64).capacity == 64 and terms.slots == 256
+    assert Terms("h2o", "256:even", None, None, 2048).schedule(64).capacity == 64
     for wrong in (257, 0, True, "64"):
         with pytest.raises(UserError, match="at most 256 here"):
             terms.schedule(wrong)  # type: ignore[arg-type]
