@@ -43,6 +43,7 @@ DRY = Sizes("small", (1, 4), 40, 40, 48)
 
 def engine(model: str, policy: str, slots: int, length: int, rows: int, dtype: str) -> Any:
     """A `vllm.LLM`: stock, or with a policy."""
+    import torch
     import vllm  # pyright: ignore[reportMissingImports]
 
     from kvpolicies.config import Deployment
@@ -55,6 +56,7 @@ def engine(model: str, policy: str, slots: int, length: int, rows: int, dtype: s
                             batch_size=rows, dtype=dtype)  # fmt: skip
         chosen, found = check(config)
         given = engine_arguments(config, terms_of(config, found), chosen)
+    given["enforce_eager"] = not torch.cuda.is_available()
     if model != "embedded":
         given.update(load_format="dummy", skip_tokenizer_init=True)
     return vllm.LLM(**given)
@@ -115,7 +117,10 @@ def speed(policy: str, sizes: Sizes, requests: int) -> dict[str, Any]:
 def in_process(cell: dict[str, Any], dry: bool, seconds: float) -> dict[str, Any]:
     """Runs a cell in a process of its own."""
     command = [sys.executable, __file__, "--cell", json.dumps(cell), *(["--dry-run"] * dry)]
-    environment = {**os.environ, "VLLM_USE_V2_MODEL_RUNNER": "0", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "VLLM_USE_V2_MODEL_RUNNER": "0", "HF_HUB_OFFLINE": "1",
+                   "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # fmt: skip
+    if dry:
+        environment.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True,
                               timeout=seconds)  # fmt: skip

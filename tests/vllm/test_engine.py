@@ -10,7 +10,7 @@ import pytest
 from tests.vllm.conftest import BUDGET, interrupted, tokens
 
 POLICIES = """full random streaming tova h2o snapkv rpc rkv keydiff lazy expected raas gkv vase
-dropkv longflow beacon kvpop kvpop_mlp dms trimkv""".split()
+dropkv longflow beacon beacon(quota='ams') kvpop kvpop_mlp dms trimkv kvzap fastkvzip""".split()
 Tokens = Callable[..., list[list[int]]]
 
 

@@ -163,3 +163,15 @@ def test_without_terms_vllm_was_started_by_someone_else(monkeypatch: pytest.Monk
     assert Terms.of_environment() is None
     monkeypatch.setenv(VARIABLE, Terms("h2o", "64", 4, 8, 100).text)
     assert Terms.of_environment() == Terms("h2o", "64", 4, 8, 100)
+
+
+def test_every_policy_runs_or_is_refused_by_name() -> None:
+    """A policy that is added to the table is tried inside vLLM, or says why not."""
+    from kvpolicies.registry import POLICIES
+    from tests.vllm.test_engine import POLICIES as TRIED
+
+    refused = {"criticalkv", "oracle"}
+    for name in refused:
+        with pytest.raises(UserError):
+            check_policy(resolve(name))
+    assert {*POLICIES} == {*TRIED, *refused, "triattention"} - {"beacon(quota='ams')"}
