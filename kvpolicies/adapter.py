@@ -22,6 +22,7 @@ from kvpolicies.guard import counts_of, guarded, refuse_compiled, refuse_gradien
 from kvpolicies.kernels.attention import masked_attention
 from kvpolicies.kernels.logit_transform import LogitTransform
 from kvpolicies.kernels.packed import packed_attention
+from kvpolicies.kernels.quantise import dequantise, quantise
 from kvpolicies.norms import fused_norms
 from kvpolicies.step import LayerInput
 
@@ -194,15 +195,24 @@ def uncached_forward(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 @contextmanager
-def masked_dense(model: Any, mask: Callable[[int], Tensor]) -> Iterator[None]:
-    """Dense attention under `mask(layer)` [B, H, T, T] bool, one mask a KV head: for replays."""
+def masked_dense(
+    model: Any, mask: Callable[[int], Tensor], kind: str | None = None
+) -> Iterator[None]:
+    """Dense attention under `mask(layer)` [B, H, T, T] bool, one mask a KV head: for replays.
+
+    `kind`: keys and values are read back from codes of this kind (kernels/quantise.py).
+    """
 
     def serve(module: Any, query: Tensor, key: Tensor, value: Tensor, _: Any, **kw: Any) -> Tensor:
         b, h, t, d = key.shape
         softmax = _softmax(module, h, spans[module.layer_idx], kw)
         grouped = query.reshape(b, h, -1, t, d)
+        if kind:
+            wide = torch.promote_types(query.dtype, torch.float32)
+            key, value = (dequantise(quantise(x, kind), kind).to(wide) for x in (key, value))
+            grouped = grouped.to(wide)
         out = masked_attention(grouped, key, value, mask(module.layer_idx), softmax)
-        return out.flatten(1, 2)
+        return out.to(query.dtype).flatten(1, 2)
 
     spans = inspect_model(model).spans
     with _serving(model, [serve] * len(attention_modules(model))):

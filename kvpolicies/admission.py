@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kvpolicies.budget import AnyBudget, Budget
+from kvpolicies.budget import AnyBudget, Budget, BudgetSpec
 from kvpolicies.charging import charged
 from kvpolicies.errors import UserError, caution, whole
 from kvpolicies.layer_shares import EVEN
@@ -126,8 +126,15 @@ def asked_for(policy: Policy, budget: AnyBudget, longest: int, length: int) -> B
         UserError: for an impossible budget.
     """
     if not policy.evicts:
-        return Budget(longest, sinks=0, window=0)
+        return Budget(longest, sinks=0, window=0, kv_dtype=_stored(budget))
     return Budget.parse(budget, length=length)
+
+
+def _stored(budget: AnyBudget) -> str:
+    """What a budget stores keys and values in, however little else of it counts."""
+    if isinstance(budget, str | int):  # where nothing is evicted, any text without a colon will do
+        return BudgetSpec(str(budget)).stored if ":" in str(budget) else "auto"
+    return budget.kv_dtype if isinstance(budget, Budget) else budget.stored
 
 
 def scheduled(policy: Policy, budget: Budget, prompt: int, limit: int) -> Schedule:

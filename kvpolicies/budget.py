@@ -15,6 +15,8 @@ from kvpolicies.errors import UserError
 
 SINKS = 4
 WINDOW = 32
+KV_DTYPES = ("auto", "bf16", "fp8", "int8", "int4")
+"""What keys and values are stored in: as the model makes them, or as kernels/quantise.py says."""
 PROMPT = "prompt"
 """Given as sinks: all of a sequence's prompt."""
 _LONG = 1 << 20  # tokens: of so many, a share is tried that no length is known for
@@ -40,12 +42,18 @@ class Budget:
     """The whole prompt is among the sinks, once it is known (`for_prompt`)."""
     layers: str = layer_shares.EVEN
     """How layers share: `total` is their mean, and in sum exact (layer_shares.py)."""
+    kv_dtype: str = "auto"
+    """What a slot's key and value are stored in: one of KV_DTYPES."""
 
     def __post_init__(self) -> None:
         for name in ("total", "sinks", "window"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise UserError(f"budget: {name} must be a whole number >= 0, got {value!r}")
+        if self.kv_dtype not in KV_DTYPES:
+            raise UserError(
+                f"budget: kv_dtype must be one of {', '.join(KV_DTYPES)}, got {self.kv_dtype!r}"
+            )
         if self.topk < 1:
             raise UserError(
                 f"budget: total {self.total} leaves no slot to choose: sinks {self.sinks} + window "
@@ -102,7 +110,7 @@ class Budget:
         window: int | None = None,
     ) -> "Budget":
         """Reads `"1024"` (slots) or `"25%"` (of `length` = prompt + max_new_tokens, rounded up);
-        `"1024:pyramid"` says how layers share them.
+        `"1024:int8"` says in what they are stored, `"1024:pyramid"` how layers share them.
 
         `sinks="prompt"` keeps the whole prompt. Without `window`, small budgets get a smaller one
         than the default 32: a quarter of `total`.
@@ -121,20 +129,23 @@ class BudgetSpec:
     """A budget as it is asked for, before the length of a sequence is known.
 
     However it is written, one budget has one text: `040` and `4_0` are `40`, `25.0 %` is `25%`.
-    Behind a colon stands how layers share it, where that is not `layers`: `133:pyramid`.
+    Behind colons stand, where they are not `kv_dtype` and `layers`, what keys and values are stored
+    in and how layers share the slots: `266:int8`, `133:pyramid`, `266:int8:pyramid`.
 
     Raises:
         ValueError: for text that is neither a number of slots nor a share, or an impossible budget.
     """
 
     text: str
-    """Slots of a KV head, or a share of prompt + max_new_tokens; `133:pyramid` as said above."""
+    """Slots of a KV head, or a share of prompt + max_new_tokens; more behind colons, as above."""
     sinks: int | str | None = None
     """As of `Budget`; None is 4, `prompt` the whole prompt."""
     window: int | None = None
     """As of `Budget`; None is 32, or a quarter of a small `total`."""
     layers: str | None = None
     """As of `Budget`, for a text that does not say; None is even."""
+    kv_dtype: str | None = None
+    """As of `Budget`, for a text that does not say; None is auto."""
 
     def __post_init__(self) -> None:
         amount, *more = self.text.split(":", 1)
@@ -160,7 +171,19 @@ class BudgetSpec:
     @property
     def sharing(self) -> str:
         """How layers share: what the text says, else `layers`."""
-        return self.text.partition(":")[2] or self.layers or layer_shares.EVEN
+        return self._said[1] or self.layers or layer_shares.EVEN
+
+    @property
+    def stored(self) -> str:
+        """What keys and values are stored in: what the text says, else `kv_dtype`."""
+        return self._said[0] or self.kv_dtype or KV_DTYPES[0]
+
+    @property
+    def _said(self) -> tuple[str, str]:
+        """(kv_dtype, layers) as far as the text says; empty where it does not."""
+        said = self.text.partition(":")[2]
+        first, _, rest = said.partition(":")
+        return (first, rest) if first in KV_DTYPES else ("", said)
 
     def with_total(self, total: int) -> str:
         """The text of so many slots that are shared as this one says."""
@@ -181,10 +204,9 @@ class BudgetSpec:
         else:
             total = math.ceil(Fraction(self.amount[:-1]) * length / 100)
         window = min(WINDOW, total // 4) if self.window is None else self.window
-        if isinstance(self.sinks, str):
-            return Budget(total, 0, window, keeps_prompt=True, layers=self.sharing)
-        sinks = SINKS if self.sinks is None else self.sinks
-        return Budget(total, sinks, window, layers=self.sharing)
+        keeps = isinstance(self.sinks, str)
+        sinks = 0 if isinstance(self.sinks, str) else SINKS if self.sinks is None else self.sinks
+        return Budget(total, sinks, window, keeps, self.sharing, self.stored)
 
     def __str__(self) -> str:
         return self.text

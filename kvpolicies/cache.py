@@ -61,6 +61,8 @@ class FixedBudgetCache(Cache):
         max_length: tokens of the longest sequence, where something must be allocated for all of
             them: a trace, or a policy that keeps every query (0 = not known).
         trace: record eviction times.
+        kv_dtype: what keys and values are stored in (budget.KV_DTYPES), where `budget` is made of
+            schedules, which do not say.
 
     With `num_return_sequences=n` each prompt's budget and id hold for its n neighbouring rows.
 
@@ -78,6 +80,7 @@ class FixedBudgetCache(Cache):
         slots: int | None = None,
         max_length: int = 0,
         trace: bool = False,
+        kv_dtype: str = "auto",
     ):
         from kvpolicies.architecture import find_outputs, find_ropes, inspect_model
         from kvpolicies.guard import refuse_compiled
@@ -89,6 +92,7 @@ class FixedBudgetCache(Cache):
         self.policy.check_model(model)
         self.ropes = find_ropes(model)
         self.outputs = find_outputs(model) if self.policy.needs_output else None
+        self.kv_dtype = kv_dtype
         one = isinstance(budget, str | int | Budget | Schedule)
         self.schedules = [self._schedule(b) for b in ([budget] if one else list(budget))]
         if not self.schedules:
@@ -102,6 +106,11 @@ class FixedBudgetCache(Cache):
             raise UserError(
                 f"policy {self.policy}: eviction times do not tell how keys are re-rotated, so "
                 "that its trace could not be replayed; record none"
+            )
+        if self.kv_dtype == "int4" and self.shape.head_dim % 2:
+            raise UserError(
+                "kv_dtype int4 stores two numbers a byte, and the head size is "
+                f"{self.shape.head_dim}; use int8"
             )
         self.max_length, self.trace_length = max_length, max_length if trace else 0
         self.groups: list[SlotGroup] = []
@@ -124,6 +133,8 @@ class FixedBudgetCache(Cache):
         if isinstance(budget, Schedule | tuple):
             return budget
         budget = Budget.parse(budget)
+        if budget.kv_dtype != "auto":
+            self.kv_dtype = budget.kv_dtype  # all rows are stored alike
         if self.policy.own_rule or budget.keeps_prompt:
             raise UserError(
                 f"FixedBudgetCache: what {self.policy} holds follows from prompt and limit: give "
@@ -197,7 +208,10 @@ class FixedBudgetCache(Cache):
             if self.outputs and span is None:
                 outputs = [self.outputs[i] for i in layers]
             self.groups.append(
-                SlotGroup(own, policy, layers, ropes, self.trace_length, span, outputs)
+                SlotGroup(
+                    *(own, policy, layers, ropes),
+                    *(self.trace_length, span, outputs, self.kv_dtype),
+                )
             )
         if self.max_length and device.type != "meta":
             self._prepare_ropes(self.max_length)  # what cannot be rotated so far is refused now
@@ -383,8 +397,10 @@ class FixedBudgetCache(Cache):
         return torch.stack([self.groups[g].times(y, row, n) for g, y in self.layer_index])
 
     def cache_bytes(self) -> int:
-        """Bytes of keys, values and positions of one row, all layers."""
-        return self._bytes_a_row(lambda g: [t[:, 0] for t in (g.keys, g.values, g.positions)])
+        """Bytes of keys, values (codes and scales) and positions of one row, all layers."""
+        return self._bytes_a_row(
+            lambda g: [t[:, 0] for t in (g.keys, g.values, *g.scales, g.positions)]
+        )
 
     def state_bytes(self) -> int:
         """Bytes of the policy's own tensors of one row, all layers."""

@@ -12,19 +12,25 @@ import torch
 
 from kvpolicies.budget import Budget
 from kvpolicies.errors import UserError
+from kvpolicies.kernels.quantise import layout, scale_bytes
 from kvpolicies.policy import Geometry, Policy
 
 
-def state_slots(policy: Policy, geometry: Geometry) -> int:
+def state_slots(policy: Policy, geometry: Geometry, kv_dtype: str = "auto") -> int:
     """Slots of a KV head that the policy's state is worth, rounded up.
 
     Args:
         geometry: of one layer and one row, with the slots that are held; the device plays no part.
+        kv_dtype: what keys and values are stored in.
     """
     g = replace(geometry, rows=1, device=torch.device("meta"))
     state = sum(t.numel() * t.element_size() for t in policy.init_state(g).values())
     a_slot = sum(dtype.itemsize for dtype in policy.slot_tensors.values())
-    pair = 2 * g.head_dim * g.dtype.itemsize + torch.int32.itemsize  # key, value, position
+    key = g.head_dim * g.dtype.itemsize
+    if kv_dtype != "auto":
+        width, dtype = layout(kv_dtype, g.head_dim)
+        key = width * dtype.itemsize + scale_bytes(kv_dtype)
+    pair = 2 * key + torch.int32.itemsize  # key, value, position
     return -(-(state + g.heads * g.slots * a_slot) // (g.heads * pair))
 
 
@@ -38,7 +44,7 @@ def charged(policy: Policy, budget: Budget, geometry: Geometry) -> Budget:
     """
     if policy.own_rule:
         raise UserError(f"policy {policy}: follows its paper's own rule, not a budget to charge")
-    price = state_slots(policy, replace(geometry, slots=budget.total))
+    price = state_slots(policy, replace(geometry, slots=budget.total), budget.kv_dtype)
     if price >= budget.topk:
         raise UserError(
             f"policy {policy}: its state is worth {price} slots a head, and a budget of "

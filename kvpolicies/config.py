@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from kvpolicies.budget import BudgetSpec
+from kvpolicies.budget import KV_DTYPES, BudgetSpec
 from kvpolicies.errors import UserError, nearest, shown
 from kvpolicies.models.form import Form
 from kvpolicies.options import option
@@ -52,6 +52,11 @@ class Deployment(Form):
     layers: str | None = option(
         None, "how layers share the budget: even, pyramid, or a file of revisit --profile"
     )
+    kv_dtype: str | None = option(
+        None,
+        f"keys and values are stored in: {', '.join(KV_DTYPES)}; default auto, the model's dtype",
+        choices=KV_DTYPES,
+    )
     max_new_tokens: int = option(512, "most new tokens a prompt", least=1)
     max_length: int | None = option(
         None,
@@ -81,8 +86,8 @@ class Deployment(Form):
 
     @property
     def budget_spec(self) -> BudgetSpec:
-        """The budget with its sinks, window and layers."""
-        return BudgetSpec(self.budget, self.sinks, self.window, self.layers)
+        """The budget with its sinks, window, layers and bits."""
+        return BudgetSpec(self.budget, self.sinks, self.window, self.layers, self.kv_dtype)
 
 
 def from_mapping(cls: type[Config], mapping: Any, where: str) -> Config:

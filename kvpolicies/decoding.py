@@ -52,8 +52,8 @@ def generate(
         prompts: token ids of each prompt, at least one token each.
         policy: a policy or its spec, such as `"beacon(n_beacon=8)"`.
         budget: slots of a KV head, or a ratio such as `"25%"` of prompt + max_new_tokens, taken
-            for each prompt; `full` needs none and gets prompt + max_new_tokens. `"133:pyramid"`
-            shares it out among layers (layer_shares.py).
+            for each prompt; `full` needs none and gets prompt + max_new_tokens. `"266:int8"` stores
+            keys and values in int8, `"133:pyramid"` shares slots out among layers (BudgetSpec).
         max_new_tokens: one limit, or one a prompt.
         batch_size: rows decoded together (default: all prompts); the others wait.
         eos_token_id: stop tokens (default: the model's generation config).
@@ -107,6 +107,7 @@ def generate(
         slots=min(longest, max(s.capacity for r in requests for s in each(r.schedule))),
         max_length=longest,
         trace=trace,
+        kv_dtype=requests[0].budget.kv_dtype,
     )  # refuses a model that cannot run at all
     check_positions(model, prompt, longest - prompt)
     for r in requests:

@@ -76,4 +76,4 @@ def _trace(cache: FixedBudgetCache, r: Request) -> EvictionTrace:
     # Evicted only after the last token that counts: never.
     times = torch.where(times < r.fed, times, NEVER)
     prompt, last = torch.tensor([len(r.prompt)]), torch.tensor([r.tokens[-1]])
-    return EvictionTrace(times[None], torch.tensor([fed]), prompt, last)
+    return EvictionTrace(times[None], torch.tensor([fed]), prompt, last, cache.kv_dtype)

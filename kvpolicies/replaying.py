@@ -2,6 +2,12 @@
 
 It is the test of any policy, kernel or cache change: the mask knows nothing of slots, only of
 eviction times. It does not cover re-rotated keys (`streaming(positions="cache")`).
+
+Where keys and values were stored in fewer bits, the dense forward reads them back from codes too,
+each token's own included, as the decode does. Codes are rounded, so that where the two forwards
+differ in the last bit of a number half-way between two codes, the codes differ by one step: the
+logits agree to rounding but for that, and in float64 to 1e-4 as ever (under policies that ask for
+attention weights, which are always float32, as in float32).
 """
 
 from typing import Any
@@ -33,6 +39,7 @@ def replay(model: Any, trace: EvictionTrace) -> Float[Tensor, "B T V"]:
     check_words(model, [0, int(trace.tokens.max())], "the trace")
     tokens = trace.tokens.to(device)
     times = EvictionTrace(trace.times.to(device), tokens)
+    kind = None if trace.kv_dtype == "auto" else trace.kv_dtype
     positions = torch.arange(tokens.shape[1], device=device).expand(tokens.shape)
-    with masked_dense(model, times.visible):
+    with masked_dense(model, times.visible, kind):
         return forward(model, tokens.clamp_min(0), positions)

@@ -124,7 +124,9 @@ def serving(
     # What a paper's own rule holds follows from the prompt, but is never more than the sequence.
     most = max(one.capacity for one in each(schedule))
     slots = max_length if chosen.own_rule else min(max_length, most)
-    cache = FixedBudgetCache(model, chosen, [schedule], slots=slots, max_length=max_length)
+    cache = FixedBudgetCache(
+        model, chosen, [schedule], slots=slots, max_length=max_length, kv_dtype=largest.kv_dtype
+    )
     with attach(model, cache), torch.no_grad():
         stops = stop_set(model, eos_token_id)
         loop = _allocated(model, cache, rows, stops, mode, prefill_chunk)

@@ -16,6 +16,7 @@ from kvpolicies.errors import UserError
 from kvpolicies.eviction import choose_victims
 from kvpolicies.kernels.compact import compact
 from kvpolicies.kernels.logit_transform import LogitTransform
+from kvpolicies.kernels.quantise import Codes, dequantise, layout, quantise, scale_bytes
 from kvpolicies.policy import Geometry, Observation, Policy, Schedule, View
 from kvpolicies.rope import Rope
 from kvpolicies.rows import Move, Rows, runs
@@ -54,10 +55,13 @@ class SlotGroup:
         trace_length: record eviction times of so many positions.
         span: tokens that a query looks back, itself included (a sliding window); None = all.
         outputs: the model's output projection at each of them, where the policy wants it.
+        kv_dtype: what keys and values are stored in (budget.KV_DTYPES): `auto` is the geometry's.
 
     Attributes:
         rows: the counts that all these layers share.
-        keys, values: [Y, B, H, C, D]. positions: [Y, B, H, C] int32, -1 = empty.
+        keys, values: [Y, B, H, C, D]; codes [Y, B, H, C, W] where `kv_dtype` is not auto.
+        scales: of the codes of keys and of values, [Y, B, H, C] float16 each; none without.
+        positions: [Y, B, H, C] int32, -1 = empty.
         slot_state: the policy's slot-aligned tensors [Y, B, H, C].
         state: the policy's tensors [Y, B, ...].
         eviction_times: [Y, B, H, T] int32 when a trace of T positions is recorded (trace.py).
@@ -74,6 +78,7 @@ class SlotGroup:
         trace_length: int = 0,
         span: int | None = None,
         outputs: Sequence[Tensor] | None = None,
+        kv_dtype: str = "auto",
     ):
         g = geometry
         shape = (len(layers), g.rows, g.heads, g.slots)
@@ -83,8 +88,16 @@ class SlotGroup:
         self.observes, self.rerotates = policy.observes, policy.rerotates
         self.needs_attention = policy.needs_attention
         self.rows = Rows(g.rows)
-        self.keys = torch.zeros(*shape, g.head_dim, dtype=g.dtype, device=g.device)
+        self.kind = None if kv_dtype == "auto" else kv_dtype
+        # Codes are read back, and attended to, in float32; a model of float64 stays one.
+        self.wide = torch.promote_types(g.dtype, torch.float32)
+        width, dtype = layout(self.kind, g.head_dim) if self.kind else (g.head_dim, g.dtype)
+        self.keys = torch.zeros(*shape, width, dtype=dtype, device=g.device)
         self.values = torch.zeros_like(self.keys)
+        self.scales = [
+            torch.zeros(shape, dtype=torch.float16, device=g.device)
+            for _ in range(2 if self.kind and scale_bytes(self.kind) else 0)
+        ]
         self.positions = torch.full(shape, -1, dtype=torch.int32, device=g.device)
         self.slot_state = {
             name: torch.zeros(shape, dtype=dtype, device=g.device)
@@ -117,7 +130,7 @@ class SlotGroup:
     @property
     def stored(self) -> list[Tensor]:
         """All that moves with a slot: [Y, B, H, C, ...]."""
-        return [self.keys, self.values, self.positions, *self.slot_state.values()]
+        return [self.keys, self.values, self.positions, *self.slot_state.values(), *self.scales]
 
     def reset(
         self, row: int, schedule: Schedule, seed: int, futures: Sequence[Any] | None = None
@@ -191,12 +204,15 @@ class SlotGroup:
         """
         counts, which = self.rows, range(y, y + n)
         parts = self._parts_of(y, n, rows, max(lengths))
+        keys, values = parts.keys, parts.values
+        if self.kind:
+            keys, values = (x.flatten(0, 1) for x in self.read(slice(y, y + n), rows, max(lengths)))
         schedules = [counts.schedule(i) for i in range(rows.start, rows.stop)]
         return View(
             geometry=self.geometry,
             layer=self.layers[y],
-            keys=parts.keys,
-            values=parts.values,
+            keys=keys,
+            values=values,
             positions=parts.positions,
             lengths=lengths * n,
             seen=seen * n,
@@ -323,14 +339,50 @@ class SlotGroup:
         before = move.before
         if self.rerotates:
             keys = self.ropes[y].unrotate(keys, self.token_positions(move))
+        given = ((self.keys, keys), (self.values, values))
+        if self.kind:
+            given = tuple(zip(self._pair, self.coded(keys, values), strict=True))
         if alike(before):
             here = (y, move.rows, ALL, slice(before[0], before[0] + move.n))
-            self.keys[here] = keys
-            self.values[here] = values
+            for tensor, new in given:
+                tensor[here] = new
             return
         row, slot = _row_and_slot(move, self.geometry.device)
-        self.keys[y][row, :, slot] = keys.transpose(1, 2).to(self.keys.dtype)
-        self.values[y][row, :, slot] = values.transpose(1, 2).to(self.values.dtype)
+        for tensor, new in given:
+            tensor[y][row, :, slot] = new.transpose(1, 2).to(tensor.dtype)
+
+    @property
+    def _pair(self) -> list[Tensor]:
+        """What is stored of keys and values."""
+        return [self.keys, self.values, *self.scales]
+
+    def coded(self, keys: Tensor, values: Tensor) -> list[Tensor]:
+        """What is to be stored of new keys and values [b, H, n, D], as `keys`, `values`, `scales`
+        have it."""
+        if not self.kind:
+            return [keys, values]
+        both = [quantise(x, self.kind) for x in (keys, values)]
+        return [x.codes for x in both] + [x.scales for x in both if x.scales is not None]
+
+    def put(self, y: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """One token's keys and values [R, H, 1, D] of each of the first R rows of a layer, into the
+        slots [R, 1] that a tensor names."""
+        r, heads = keys.shape[:2]
+        for tensor, new in zip(self._pair, self.coded(keys, values), strict=True):
+            where = slots[:, None, :].expand(r, heads, 1)
+            where = where if new.dim() == 3 else where[..., None].expand(new.shape)
+            tensor[y, :r].scatter_(2, where, new)
+
+    def read(self, y: int | slice, rows: slice, filled: int | None = None) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first slots of some rows of a layer, or of layers; float32 if they
+        are read from codes, else views."""
+        keys, values = (t[y, rows, ..., :filled, :] for t in (self.keys, self.values))
+        if not self.kind:
+            return keys, values
+        scales = [t[y, rows, ..., :filled] for t in self.scales] or [None, None]
+        first, second = map(Codes, (keys, values), scales)
+        back = [dequantise(x, self.kind).to(self.wide) for x in (first, second)]
+        return back[0], back[1]
 
     def token_positions(self, move: Move) -> Tensor:
         """Positions [b, n] int64 of a move's tokens."""

@@ -80,8 +80,8 @@ def _covers(move: Move, rows: int) -> bool:
 def _attend(group: SlotGroup, y: int, given: LayerInput, move: Move) -> Tensor:
     group.write(y, move, given.keys, given.values)
     filled = max(move.lengths)
-    keys, values = (t[y, move.rows, :, :filled] for t in (group.keys, group.values))
-    queries = given.queries
+    keys, values = group.read(y, move.rows, filled)
+    queries = given.queries.to(group.wide) if group.kind else given.queries
     if group.rerotates:
         queries, keys = _by_rank(group, y, queries, keys, move)
     visible = _visible(group, y, move, filled)
@@ -90,6 +90,7 @@ def _attend(group: SlotGroup, y: int, given: LayerInput, move: Move) -> Tensor:
         out, weights = slot_attention_with_weights(queries, keys, values, visible, given.softmax)
     else:
         out = slot_attention(queries, keys, values, visible, given.softmax)
+    out = out.to(given.queries.dtype)
     if group.observes:
         step = Observation(given.queries, group.token_positions(move), weights, given.hidden)
         group.observe(y, move, step)
@@ -117,11 +118,10 @@ def attend_fixed(
         [R, H, G, 1, D].
     """
     layer = group.layers[y]
-    r, heads, _, d = given.keys.shape
-    keys, values = group.keys[y, :r], group.values[y, :r]
-    wide = slots[:, None, :, None].expand(r, heads, 1, d)
-    keys.scatter_(2, wide, given.keys)
-    values.scatter_(2, wide, given.values)
+    r = given.keys.shape[0]
+    group.put(y, slots, given.keys, given.values)
+    keys, values = group.read(y, slice(0, r))
+    queries = given.queries.to(group.wide) if group.kind else given.queries
     visible = SlotMask(slots)
     if group.span is not None:
         visible = SlotMask(slots, positions - group.span + 1, group.positions[y, :r, 0])
@@ -131,10 +131,11 @@ def attend_fixed(
         if given.hidden is not None:
             recorded["hidden"][layer] = given.hidden
     if not group.needs_attention:
-        return slot_attention(given.queries, keys, values, visible, given.softmax)
-    out, weights = slot_attention_with_weights(given.queries, keys, values, visible, given.softmax)
+        out = slot_attention(queries, keys, values, visible, given.softmax)
+        return out.to(given.queries.dtype)
+    out, weights = slot_attention_with_weights(queries, keys, values, visible, given.softmax)
     recorded["weights"][layer] = weights
-    return out
+    return out.to(given.queries.dtype)
 
 
 def _visible(group: SlotGroup, y: int, move: Move, filled: int) -> SlotMask:

@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kvpolicies.errors import UserError
+from kvpolicies.budget import KV_DTYPES
+from kvpolicies.errors import UserError, shown
 from kvpolicies.files import naming, writing
 
 NEVER = torch.iinfo(torch.int32).max
@@ -37,6 +39,8 @@ class EvictionTrace:
     """How many of the tokens are the prompt's; None where nobody said."""
     last: Int[Tensor, "B"] | None = None
     """The new token that was chosen last and never processed: it has no keys."""
+    kv_dtype: str = "auto"
+    """What keys and values were stored in, and are read back from in a replay."""
 
     def __post_init__(self) -> None:
         _check(self.times, self.tokens, (self.prompts, self.last), "eviction trace")
@@ -64,7 +68,7 @@ class EvictionTrace:
         """
         every = {name: getattr(self, name) for name in ("times", "tokens", "prompts", "last")}
         tensors = {k: t.contiguous().cpu() for k, t in every.items() if t is not None}
-        about = {"format": "kvpolicies.EvictionTrace", "version": "1"}
+        about = {"format": "kvpolicies.EvictionTrace", "version": "1", "kv_dtype": self.kv_dtype}
         with writing(path) as half:
             save_file(tensors, half, metadata=about)
 
@@ -79,12 +83,16 @@ class EvictionTrace:
             if Path(path).is_dir():  # which safetensors would call no such device
                 raise IsADirectoryError(errno.EISDIR, "is a directory")
             tensors = load_file(path)
+            with safe_open(path, "pt") as file:
+                kv_dtype = (file.metadata() or {}).get("kv_dtype", "auto")
+        if kv_dtype not in KV_DTYPES:
+            raise UserError(f"eviction trace {path}: not readable: kv_dtype {shown(kv_dtype)}")
         if missing := {"times", "tokens"} - tensors.keys():
             raise UserError(f"eviction trace {path}: not readable: no tensor {sorted(missing)[0]}")
         prompts, last = tensors.get("prompts"), tensors.get("last")
         _check(tensors["times"], tensors["tokens"], (prompts, last), f"eviction trace {path}")
         _check_values(tensors["times"], tensors["tokens"], f"eviction trace {path}")
-        return cls(tensors["times"], tensors["tokens"], prompts, last)
+        return cls(tensors["times"], tensors["tokens"], prompts, last, kv_dtype)
 
     @classmethod
     def stack(cls, traces: "list[EvictionTrace]") -> "EvictionTrace":
@@ -103,6 +111,7 @@ class EvictionTrace:
             torch.cat([padded(t.tokens, -1) for t in traces]),
             joined("prompts"),
             joined("last"),
+            traces[0].kv_dtype,
         )
 
 

@@ -12,7 +12,17 @@ from kvpolicies.files import naming, read_json
 from kvpolicies.models.form import KEYS as FORM
 from kvpolicies.models.form import Form
 
-_SHARED = ("model", "dtype", "temperature", "top_p", "top_k", "sinks", "window", "layers")
+_SHARED = (
+    "model",
+    "dtype",
+    "temperature",
+    "top_p",
+    "top_k",
+    "sinks",
+    "window",
+    "layers",
+    "kv_dtype",
+)
 """What a deployment has one of, so that all folders must agree."""
 _OWN = ("out", "policies", "budgets", "batch_size", "device", "data", *FORM)
 """What studies of one bench may differ in; of the form, what is in effect is compared."""

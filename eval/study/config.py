@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvpolicies import config, room
-from kvpolicies.budget import BudgetSpec
+from kvpolicies.budget import KV_DTYPES, BudgetSpec
 from kvpolicies.config import DTYPES, Deployment, from_mapping, read_yaml
 from kvpolicies.errors import UserError
 from kvpolicies.eval.study.records import FULL
@@ -55,6 +55,11 @@ class Study(Form):
     )
     layers: str | None = option(
         None, "how layers share a budget: even, pyramid, or a file of revisit --profile"
+    )
+    kv_dtype: str | None = option(
+        None,
+        f"keys and values are stored in: {', '.join(KV_DTYPES)}; default auto, the model's dtype",
+        choices=KV_DTYPES,
     )
     problems: int | None = option(
         None, "problems, the first of the data; default: the task's own", least=1
@@ -164,8 +169,8 @@ class Study(Form):
             self.budget_spec(budget)
 
     def budget_spec(self, budget: str) -> BudgetSpec:
-        """One of the budgets, with the study's sinks, window and layers."""
-        return BudgetSpec(budget, self.sinks, self.window, self.layers)
+        """One of the budgets, with the study's sinks, window, layers and bits."""
+        return BudgetSpec(budget, self.sinks, self.window, self.layers, self.kv_dtype)
 
     def identity(self) -> dict[str, Any]:
         """What run.json keeps: all but where it runs and where results go."""

@@ -108,7 +108,9 @@ def _cache(
     asked, layers = asked_for(chosen, budget, length, length), inspect_model(model, chosen).evicted
     schedule = scheduled_layers(chosen, asked, prompt, new, layers)
     slots = min(length, max(one.capacity for one in each(schedule)))
-    return FixedBudgetCache(model, chosen, [schedule], slots=slots, max_length=length)
+    return FixedBudgetCache(
+        model, chosen, [schedule], slots=slots, max_length=length, kv_dtype=asked.kv_dtype
+    )
 
 
 def _words(model: Any) -> int:

@@ -38,6 +38,11 @@ def check_budget(spec: BudgetSpec, policy: Policy) -> None:
     size."""
     if not policy.evicts:
         return
+    if spec.stored != "auto":
+        raise UserError(
+            f"kv_dtype {spec.stored}: pages inside vLLM hold keys and values in the model's own "
+            "dtype; use kv_dtype: auto, or kvpolicies serve"
+        )
     if spec.sharing != EVEN:
         raise UserError(
             f"layers {spec.sharing}: vLLM's pages are of one size in every layer; use layers: even"
