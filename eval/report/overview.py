@@ -125,11 +125,14 @@ def chart(study: Study, found: Analysis) -> dict[str, Any]:
     full = next((cell for cell in found.cells if cell.is_full), None)
     scale = _Scale.of(measure, found.cells)
     looks = {policy: _look(i) for i, policy in enumerate(_drawn(by_policy))}
-    ticks = {cell.budget: scale.x(cell.slots) for cell in cells if not cell.beyond}
+    # Budgets of as many slots, of other bits or shared out otherwise, have one place and label.
+    ticks = {
+        scale.x(cell.slots): cell.budget.partition(":")[0] for cell in cells if not cell.beyond
+    }
     return {
         "width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT,
         "bottom": HEIGHT - BOTTOM, "measure": measure,
-        "ticks": list(ticks.items()), "levels": scale.levels,
+        "ticks": [(text, x) for x, text in ticks.items()], "levels": scale.levels,
         "full": scale.band(full) if full and measure.against_full else None,
         "random": scale.area(by_policy[RANDOM]) if RANDOM in by_policy else "",
         "lines": [

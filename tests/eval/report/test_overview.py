@@ -82,3 +82,12 @@ def test_the_warning_names_truncation_first(tmp_path):
     cut = replace(found.cells[0], cut=3)
     said = overview.warning(study, replace(found, cells=[cut, *found.cells[1:]]), None)
     assert said.startswith("3 of full's 40 samples were cut off at the limit of new tokens")
+
+
+def test_budgets_of_as_many_slots_have_one_tick(tmp_path):
+    study, found = made(tmp_path, **{"rkv @ 69": ALL, "rkv @ 101": ALL})
+    cells = [replace(cell, budget="101:int8") if cell.budget == "101" else cell
+             for cell in found.cells]  # fmt: skip
+    cells += [replace(cells[-1], budget="101:fp8")]
+    drawn = overview.chart(study, replace(found, cells=cells))
+    assert [text for text, _ in drawn["ticks"]] == ["69", "101"]
