@@ -80,8 +80,12 @@ def _covers(move: Move, rows: int) -> bool:
 def _attend(group: SlotGroup, y: int, given: LayerInput, move: Move) -> Tensor:
     group.write(y, move, given.keys, given.values)
     filled = max(move.lengths)
-    keys, values = group.read(y, move.rows, filled)
-    queries = given.queries.to(group.wide) if group.kind else given.queries
+    queries = given.queries
+    if group.kind:
+        keys, values = group.read(y, move.rows, filled)
+        queries = queries.to(group.wide)
+    else:
+        keys, values = (t[y, move.rows, :, :filled] for t in (group.keys, group.values))
     if group.rerotates:
         queries, keys = _by_rank(group, y, queries, keys, move)
     visible = _visible(group, y, move, filled)
@@ -90,7 +94,8 @@ def _attend(group: SlotGroup, y: int, given: LayerInput, move: Move) -> Tensor:
         out, weights = slot_attention_with_weights(queries, keys, values, visible, given.softmax)
     else:
         out = slot_attention(queries, keys, values, visible, given.softmax)
-    out = out.to(given.queries.dtype)
+    if group.kind:
+        out = out.to(given.queries.dtype)
     if group.observes:
         step = Observation(given.queries, group.token_positions(move), weights, given.hidden)
         group.observe(y, move, step)
