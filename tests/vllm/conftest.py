@@ -113,7 +113,7 @@ def tokens(llm: Any, prompts: Sequence[list[int]], **asked: Any) -> list[list[in
 
 def interrupted(llm: Any, prompts: Sequence[list[int]], steps: Sequence[int]) -> list[list[int]]:
     """New tokens of each prompt, where all that runs is thrown out at some steps."""
-    engine, found, n = llm.llm_engine, {}, 0
+    engine, found, n, thrown = llm.llm_engine, {}, 0, 0
     for i, prompt in enumerate(prompts):
         engine.add_request(str(i), {"prompt_token_ids": prompt}, sampling(i))
     while engine.has_unfinished_requests():
@@ -124,8 +124,8 @@ def interrupted(llm: Any, prompts: Sequence[list[int]], steps: Sequence[int]) ->
         n += 1
         if n in steps:
             scheduler = engine.engine_core.engine_core.scheduler
-            running = len(scheduler.running)
+            thrown += len(scheduler.running)
             scheduler.reset_prefix_cache(reset_running_requests=True)
-            assert running and not scheduler.running
-    assert n > max(steps)
+            assert not scheduler.running
+    assert n > max(steps) and thrown
     return [found[i] for i in range(len(prompts))]

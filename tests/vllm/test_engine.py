@@ -20,7 +20,7 @@ def test_whole_prompts_thrown_out_twice(
 ) -> None:
     """12 requests at 4 rows: each page has seen some; all that runs is thrown out twice."""
     llm = engine(policy)
-    assert interrupted(llm, prompts, steps=(30, 120)) == expected(policy)
+    assert interrupted(llm, prompts, steps=(30, 100)) == expected(policy)
     check_pages(llm, policy)
 
 
