@@ -155,7 +155,7 @@ def test_dms_norm_scale_and_offset_are_folded_in(tmp_path: Path) -> None:
 def test_from_the_command_to_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, _ = embedded.load()
     config = model.config
-    sizes = (config.hidden_size, config.num_key_value_heads, config.num_hidden_layers)
+    sizes: Any = (config.hidden_size, config.num_key_value_heads, config.num_hidden_layers)
     trimkv(tmp_path, *sizes)
     command = ["import", "trimkv", str(tmp_path), "--model", "embedded", "--out"]
     assert main([*command, str(tmp_path / "made")]) == 0
