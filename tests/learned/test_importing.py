@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def test_fastkvzip(tmp_path: Path) -> None:
 
 def test_dms_norm_scale_and_offset_are_folded_in(tmp_path: Path) -> None:
     made = dms(tmp_path, dms_alpha_scale=80.0, dms_initial_alpha_offset=3.0)
-    model, hidden = tiny(), drawn(9, E, seed=3)
+    model, hidden = deepcopy(tiny()), drawn(9, E, seed=3)
     with torch.no_grad():
         for y in range(LAYERS):
             model.model.layers[y].input_layernorm.weight.copy_(1 + 0.2 * drawn(E, seed=20 + y))

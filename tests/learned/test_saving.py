@@ -279,7 +279,8 @@ def test_no_scorer_imports_more_of_xlstm_than_its_cells() -> None:
         "from kvpolicies.learned.config import KINDS, ScorerConfig\n"
         "from kvpolicies.learned.scorer import Scorer\n"
         "for kind in KINDS:\n"
-        "    Scorer(ScorerConfig(kind=kind, layers=(0,), heads=1, head_dim=2, input_size=2))\n"
+        "    sizes = dict(layers=(0,), heads=1, head_dim=2, input_size=2, groups=1)\n"
+        "    Scorer(ScorerConfig(kind=kind, **sizes))\n"
         "print(*[m for m in sys.modules if m.startswith(('xlstm', 'mlstm'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -41,12 +41,19 @@ def pairs(x: Array) -> Array:
     return x[..., :half] + 1j * x[..., half:]
 
 
+def drawn(stream: Stream) -> dict[str, Array]:
+    """Statistics where no file has any."""
+    rng = np.random.default_rng(7)
+    mean = rng.standard_normal((stream.heads, stream.group, stream.k.shape[-1]))
+    return {"0.mean": mean, "0.size": np.abs(pairs(mean)) + 0.3}
+
+
 class _TriAttention(Choosing):
     policy: TriAttention
 
     def scores(self, cached: list[Array], position: int) -> list[Array]:
         policy, stream = self.policy, self.stream
-        found = load_file(policy.statistics)
+        found = load_file(policy.statistics) if policy.statistics else drawn(stream)
         dim = stream.k.shape[-1]
         omega = 10000.0 ** (-2.0 * np.arange(dim // 2) / dim)
         offsets = 2.0 ** np.arange(policy.ahead.bit_length())
