@@ -29,7 +29,10 @@ def option(
     """A field with a default, the sentence that explains it, and its constraint.
 
     Args:
-        least, above: its lower end, itself allowed or not. most, below: its upper end.
+        least: its lower end, allowed itself.
+        above: its lower end, not allowed itself.
+        most: its upper end, allowed itself.
+        below: its upper end, not allowed itself.
         odd: of a whole number, such as a pooling kernel with a middle.
         choices: the texts that it may be.
     """
